@@ -50,7 +50,7 @@ class ClientStream(ClientItem):
 
     @property
     def waiting_seconds(self) -> float:
-        """How much audio no hypothesis has heard."""
+        """The duration of the audio that no hypothesis covers yet."""
         with self._lock:
             return self._num_kept / SAMPLE_RATE + (0.0 if self.stream is None else self.stream.waiting_seconds)
 

@@ -151,13 +151,13 @@ def transcribe_live(
 def live_updates(
     scheduler: Scheduler, stream: LiveStream, chunks: Iterable[Chunk] | Arriving, reads_ahead: bool
 ) -> Iterator[LiveUpdate]:
-    """Yield the updates of a single stream. Nothing is read before the first one is wanted."""
+    """Yield the updates of a single stream. Nothing is read before the first `next`."""
     if reads_ahead and not isinstance(chunks, Arriving):
         chunks = Arriving(chunks)
-    opened = iter([(0, lambda: stream)])  # which is submitted once
+    opened = iter([(0, lambda: stream)])  # the stream is submitted once
 
     def decoded() -> Iterator[LiveUpdate]:
-        """Decode all windows that are due."""
+        """Decode all due windows."""
         return map(raise_error, cast("Iterator[LiveUpdate]", drive(scheduler, opened)))
 
     with closing(chunks if isinstance(chunks, Arriving) else samples_of(chunks)) as samples:
@@ -209,7 +209,7 @@ def new_scheduler(
 def draft_writer(
     model: EncoderDecoder, tokenizer: Tokenizer, draft: EncoderDecoder, draft_tokenizer: Tokenizer, engine: DraftEngine
 ) -> DraftWriter:
-    """Return a writer for a draft model of another vocabulary. engine: of the draft model."""
+    """Return a writer for a draft model with another vocabulary. engine: an engine of the draft model."""
     from .draft_writer import SpeechWriter
 
     assert model.audio is not None and draft.audio is not None

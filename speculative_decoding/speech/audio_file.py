@@ -1,6 +1,6 @@
-"""Reads audio as 16 kHz mono samples in blocks: any format with PyAV, plain WAV without it, or samples in memory.
+"""Reads audio as blocks of 16 kHz mono samples: files of any format with PyAV, or WAV without it; samples in memory.
 
-A file gives the same samples as `ffmpeg -ac 1 -ar 16000 -f s16le`, the command that openai-whisper runs.
+The samples of a file equal the output of `ffmpeg -ac 1 -ar 16000 -f s16le`, the command that openai-whisper runs.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 SAMPLE_RATE = 16000
 BLOCK_SAMPLES = 10 * SAMPLE_RATE
-MAX_SAMPLE = 8.0  # loud audio may exceed 1; a sample above this limit means that the input was not scaled
+MAX_SAMPLE = 8.0  # loud audio may exceed 1; a larger sample means that the input was not scaled
 RATES = range(1000, 384_001)  # Hz
-MAX_SAMPLE_RATE = 192_000 * 8  # samples per second over all channels; limits the time to decode one second
-MAX_FRAME_SECONDS = 60.0  # the decoder returns a frame as a whole, so all of it is held in memory
+MAX_SAMPLE_RATE = 192_000 * 8  # samples per second over all channels; limits the time for decoding one second
+MAX_FRAME_SECONDS = 60.0  # the decoder keeps a whole frame in memory
 MAX_FRAME_SAMPLES = 1 << 22  # over all channels
 MAX_DECODED_SAMPLES = 1 << 25  # per channel; the decoder allocates no larger frame
 FREE_PACKETS = 10_000
-MAX_PACKETS_PER_SECOND = 4000  # of audio; counts packets and frames, because even very short ones take time
-CHANGE_COST = 20  # in packets: changing the format requires a new resampler, which takes as long as this many
-STATED = ("aiff", "ape", "asf", "au", "caf", "flac", "mov", "tak", "tta", "w64", "wav", "wv")  # formats with a length
-SIZE_SLACK = 8  # bytes: some recorders count the header as a part of what follows it, or leave out the last padding
+MAX_PACKETS_PER_SECOND = 4000  # of audio; packets and frames count, because even very short ones take time
+CHANGE_COST = 20  # in packets: a change of the format requires a new resampler, which takes as long as 20 packets
+STATED = ("aiff", "ape", "asf", "au", "caf", "flac", "mov", "tak", "tta", "w64", "wav", "wv")  # state their length
+SIZE_SLACK = 8  # bytes: some recorders include the header in the size, or leave out the last padding
 MATROSKA = "matroska,webm"  # FFmpeg's name
-LENGTH_MARKS = {  # by format: a file that states its length has one of these at the start
+LENGTH_MARKS = {  # by format; a file that states its length has one of these marks at the start
     "mp3": (b"Xing", b"Info", b"VBRI"),  # in the first frame
     MATROSKA: (b"\x44\x89\x84", b"\x44\x89\x88"),  # the element Duration, of four or eight bytes
 }
@@ -66,7 +66,7 @@ class Tensor(Protocol):
 
 
 class AudioSource(Protocol):
-    """A recording that yields its samples in blocks. It may be readable only once."""
+    """A recording that yields its samples in blocks. Some sources can be read only once."""
 
     @property
     def name(self) -> str:
@@ -148,7 +148,7 @@ class AudioFile:
 
 
 class BegunSource:
-    """A recording whose first block has been read. Raises `InputError` if the recording is empty."""
+    """A recording whose first block is read at once. Raises `InputError` if the recording is empty."""
 
     def __init__(self, source: AudioSource) -> None:
         self.name = source.name
@@ -165,9 +165,9 @@ class BegunSource:
 def open_source(audio: Audio, track: int | None = None) -> AudioSource:
     """Return an `AudioSource` for a recording. Raises `InputError`.
 
-    audio: An audio file, given as a path, as bytes or as an open binary file; samples at 16 kHz in a NumPy array, MLX
-        array or PyTorch tensor; or an `AudioSource`.
-    track: See `audio_track`. Only a file has tracks.
+    audio: An audio file as a path, bytes or an open binary file; samples at 16 kHz in a NumPy array, MLX array or
+        PyTorch tensor; or an `AudioSource`.
+    track: See `audio_track`. Only files have tracks.
     """
     if isinstance(audio, AudioArray | AudioFile | BegunSource):
         return audio
@@ -246,7 +246,7 @@ def decode_any(file: BinaryIO, name: str, track: int | None = None) -> Iterator[
 
 
 def decoded_frames(container: InputContainer, stream: AudioStream, announced: float, name: str) -> Iterator[AudioFrame]:
-    """Yield the frames of an audio stream, and warn if the file is damaged. Raises `InputError`.
+    """Yield the frames of an audio stream, and issue a note if the file is damaged. Raises `InputError`.
 
     announced: See `announced_seconds`.
     """
@@ -285,11 +285,11 @@ def decoded_frames(container: InputContainer, stream: AudioStream, announced: fl
 
 
 def announced_seconds(file: BinaryIO, container: InputContainer, stream: AudioStream) -> float:
-    """Return the length that a header states. 0 if none does: FFmpeg then estimates it, often far from the truth."""
+    """Return the length that the header states, or 0 if it states none. FFmpeg's estimates are often wrong."""
     format = container.format.name
     length = float((stream.duration or 0) * (stream.time_base or 0))
     states_length = not {*format.split(",")}.isdisjoint(STATED)
-    if format == MATROSKA and len(container.streams) == 1:  # of several, a picture may last longer
+    if format == MATROSKA and len(container.streams) == 1:  # a picture in another stream may last longer
         length = (container.duration or 0) / MICROSECONDS
     if format in LENGTH_MARKS:
         position = file.tell()
@@ -300,7 +300,7 @@ def announced_seconds(file: BinaryIO, container: InputContainer, stream: AudioSt
 
 
 def start_after_tag(file: BinaryIO) -> bytes:
-    """Return the first bytes after an ID3 tag, whose size is in four bytes of seven bits."""
+    """Return the first bytes after an ID3 tag, which states its size in four bytes of seven bits each."""
     file.seek(0)
     header = file.read(10)
     size = 10 + sum(byte << 7 * (3 - i) for i, byte in enumerate(header[6:]))
@@ -309,12 +309,12 @@ def start_after_tag(file: BinaryIO) -> bytes:
 
 
 def setup_of(frame: AudioFrame) -> tuple[str, str, int]:
-    """Return the format, layout and sample rate. A resampler accepts only frames that share them."""
+    """Return the format, layout and sample rate. A resampler accepts only frames with the same setup."""
     return frame.format.name, frame.layout.name, frame.sample_rate
 
 
 def require_usual(frame: AudioFrame, name: str) -> None:
-    """Reject a frame that is costly to resample. Each frame is checked, because the format can change within a file."""
+    """Reject a frame that is expensive to resample. Every frame is checked: the format may change within a file."""
     rate, channels = frame.sample_rate, frame.layout.nb_channels
     if rate not in RATES:
         problem = f"sampled at {rate} Hz (expected {RATES[0]} to {RATES[-1]} Hz)"
@@ -354,7 +354,7 @@ def int16_samples(data: bytes, width: int, channels: int) -> NDArray[np.int16]:
     if width == 1:
         samples = (raw[..., 0].astype(np.int16) - 128) << 8
     else:
-        samples = np.ascontiguousarray(raw[..., -2:]).view("<i2")[..., 0]  # the two most significant bytes
+        samples = np.ascontiguousarray(raw[..., -2:]).view("<i2")[..., 0]  # of the two most significant bytes
     return ((samples.sum(axis=1, dtype=np.int32) + channels // 2) // channels).astype(np.int16)
 
 

@@ -1,7 +1,7 @@
 """Transcribes fixed windows of one recording together, each as if it were a separate recording.
 
-This is faster on devices where a batch costs little more than a single row. But the text differs: words are cut at the
-borders, and no window continues the text before it.
+This is faster on devices where a batch costs little more than a single row. The text differs from `transcribe`: words
+are cut at the borders, and no window continues the text before it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Part:
 def chunk_events(
     recording: Recording, scheduler: Scheduler, resume_from: ResumePoint | None = None
 ) -> Iterator[TranscriptionEvent]:
-    """Yield the progress of one recording. The scheduler decodes nothing else. resume_from: where to continue."""
+    """Yield the progress of one recording. The scheduler must be idle. resume_from: where to continue."""
     total, length = recording.num_frames, scheduler.audio.window_frames
-    starts = range(0, max(total, 1), length)  # one, if voice detection has left out everything
+    starts = range(0, max(total, 1), length)  # one window, even if voice detection has left out everything
     last = starts[-1]
     options = scheduler.options
     segments: list[Segment] = []
@@ -85,7 +85,7 @@ def chunk_events(
 
 
 def moved(segment: Segment, frames: int, id: int) -> Segment:
-    """Convert the times of a segment from its chunk, which starts at frame `frames`, to the recording."""
+    """Convert the times of a segment from its window, which starts at frame `frames`, to the recording."""
     seconds = frames / FRAMES_PER_SECOND
     words = segment.words
     if words is not None:

@@ -58,7 +58,13 @@ BASIC = (
     *("audio", "output_dir", "output_format", "force", "task", "language", "word_timestamps"),
     *("initial_prompt", "vad", "live", "model", "draft_model", "drafter", "num_draft_tokens"),
 )
-DRAFTS = ("drafter", "draft_text", "num_draft_tokens", "max_ngram_size", "timed")  # decoding options of drafts only
+DRAFTS = (
+    "drafter",
+    "draft_text",
+    "num_draft_tokens",
+    "max_ngram_size",
+    "timed",
+)  # decoding options that affect only drafts
 
 
 class FormatNames(Value):
@@ -99,7 +105,7 @@ class TranscribeFlags(RunFlags):
         return [name for names in self.output_format for name in names]
 
     def recordings(self) -> list[str]:
-        """Return the recordings in the order of their transcripts. Raises `InputError` for unsuitable flags."""
+        """Return the recordings in the order of their transcripts. Raises `InputError` for conflicting flags."""
         found = recordings_in(self.audio, self.output_dir)
         count = len(found)
         if count > 1 and self.chunked:
@@ -181,7 +187,7 @@ def start_live(name: str, speed: float | None, given: Mapping[str, Any]) -> int:
 
 
 def open_models(given: Mapping[str, Any], options: dict[str, Any]) -> tuple[RunConfig, ModelPair, str | None]:
-    """Open the models without weights, and describe them. Raises `InputError`.
+    """Open the models without their weights, and print a description. Raises `InputError`.
 
     Returns: their configuration, the models, and the language of the speech, or None to detect it.
     """
@@ -205,12 +211,12 @@ class Run:
     """Transcribes recordings with a model.
 
     Args:
-        flags: What to do.
-        config: The models, and how to decode.
-        pair: The models, opened.
+        flags: The flags of the command.
+        config: The configuration of the models and of decoding.
+        pair: The opened models.
         options: The given transcription options, and options that they imply.
         slots: How many recordings, or windows, are transcribed together.
-        shows_language: Whether the language is detected, and printed.
+        shows_language: Whether the language is detected and printed.
     """
 
     flags: TranscribeFlags
@@ -221,10 +227,10 @@ class Run:
     shows_language: bool
 
     def text_settings(self) -> dict[str, Any]:
-        """Return everything that a transcript depends on except its recording.
+        """Return everything that determines a transcript, except its recording.
 
-        Defaults are left out, so that options of later versions change no settings; and so are drafts, unless the
-        acceptance rule lets them change the text.
+        Defaults are left out, so that new options of later versions change no settings. Options of drafts are left out
+        unless the acceptance rule lets drafts change the text.
         """
         audio = self.pair.target.model.audio
         assert audio is not None
@@ -301,7 +307,7 @@ class Run:
         return self.finish(report, seconds)
 
     def finish(self, report: Report, seconds: float) -> int:
-        """Write the statistics if they are wanted, and return the exit status."""
+        """Write the statistics if requested, and return the exit status."""
         if self.flags.stats_json is not None:
             names = list(report.names)
             settings = {"audio": names, "audio_seconds": report.seconds, "seconds": seconds, "slots": self.slots}
@@ -361,9 +367,9 @@ def open_recording(name: str, track: int | None) -> AudioSource:
 
 
 def open_recordings(names: Sequence[str], track: int | None) -> tuple[list[AudioSource], list[InputError]]:
-    """Open recordings, and read the first block of the first readable one, so that errors come before models load.
+    """Open recordings, and read the first block of the first readable one, to report errors before models load.
 
-    Returns: the recordings, and if none is readable, the error of each.
+    Returns: the recordings, and the error of each if none is readable.
     """
     recordings = [open_recording(name, track) for name in names]
     errors = []

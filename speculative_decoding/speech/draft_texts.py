@@ -1,7 +1,7 @@
-"""Follows an output through transcripts: of the whole recording, with or without times, or of one window.
+"""Drafts from transcripts: of the whole recording, with or without times, or of one window.
 
-A pointer follows the words only (`drafters.draft_text`). Punctuation and times, which differ most often, are passed
-over, and filled in again where a draft continues. A text without times still gives times: the next segment usually
+Only words are compared with the output (`drafters.draft_text`). Punctuation and times, which differ most often, are
+skipped, and inserted into drafts again. Drafts contain times even if the transcript has none: the next segment usually
 starts where the last one ends.
 """
 
@@ -24,7 +24,7 @@ from .voice import SpeechTimes
 CLOCK = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{2})[.,](\d{3})"
 CUE = re.compile(rf"^(?:\d+[ \t]*\n)?[ \t]*{CLOCK}[ \t]+-->[ \t]+{CLOCK}.*\n?", re.MULTILINE)
 TIME_TOKEN = re.compile(r"<\|(\d{1,6}\.\d{1,3})\|>")
-MAX_GAP = 8  # tokens of punctuation between two words; further ones, such as endless dots, count as words
+MAX_GAP = 8  # tokens of punctuation between two words; further tokens, such as endless dots, count as words
 TOLERANCE = 0.2  # seconds by which the times of two transcripts of the same speech may differ
 
 
@@ -76,7 +76,7 @@ def seconds(clock: Sequence[str | None]) -> float:
 
 
 class Gap(NamedTuple):
-    """What stands before a word: punctuation, times in seconds, and again punctuation."""
+    """The tokens before a word: punctuation, times in seconds, and punctuation after the times."""
 
     before: Sequence[int] = ()
     times: Sequence[float] = ()
@@ -84,23 +84,23 @@ class Gap(NamedTuple):
 
 
 class Transcript:
-    """A transcript, split into words and what stands between them.
+    """A transcript, split into words and the gaps between them.
 
     Args:
         speech: Encodes and decodes text.
 
     Attributes:
         words: The words.
-        gaps: What stands before a word, by the word's position, if anything does.
+        gaps: The gap before a word, by the word's position. Most words have none.
     """
 
     def __init__(self, speech: SpeechText) -> None:
         self.words = DraftText([], speech.pieces, TEXT)
         self.speech = speech
         self.gaps: dict[int, Gap] = {}
-        self._gap = Gap()  # what stands before the next word
+        self._gap = Gap()  # before the next word
         self._tokens: list[int] = []  # of the last update
-        self._passed: dict[int, bool] = {}
+        self._in_gap: dict[int, bool] = {}
 
     def update(self, tokens: Sequence[int], start: float = 0.0) -> None:
         """Replace the transcript, also while it is followed. Usually `tokens` begins with those of the last update.
@@ -126,8 +126,8 @@ class Transcript:
         """Append a token of text, or the end token."""
         gap = self._gap
         words = self.words.ids
-        is_long = len(gap.before) + len(gap.after) >= MAX_GAP or (gap == Gap() and words and self.passes(words[-1]))
-        if self.passes(token) and not is_long:
+        is_long = len(gap.before) + len(gap.after) >= MAX_GAP or (gap == Gap() and words and self.is_in_gap(words[-1]))
+        if self.is_in_gap(token) and not is_long:
             if gap.times:
                 self._gap = gap._replace(after=[*gap.after, token])
             else:
@@ -142,10 +142,10 @@ class Transcript:
         """Append the start or the end of a segment."""
         self._gap = self._gap._replace(times=[*self._gap.times, seconds])
 
-    def passes(self, token: int) -> bool:
-        """Whether the pointer passes over a token: a time or punctuation."""
-        if (known := self._passed.get(token)) is None:
-            known = self._passed[token] = self.speech.audio.is_timestamp(token) or is_punctuation(
+    def is_in_gap(self, token: int) -> bool:
+        """Whether a token belongs to a gap: a time or punctuation."""
+        if (known := self._in_gap.get(token)) is None:
+            known = self._in_gap[token] = self.speech.audio.is_timestamp(token) or is_punctuation(
                 self.speech.decode([token])
             )
         return known
@@ -158,8 +158,7 @@ class GivenTranscript(Transcript):
         text: See `cues_of`.
         speech: Encodes the text.
         language: The language of the text.
-        kept: Where the audio comes from, if some of the recording has been left out. The times of the text count from
-            the start of the recording.
+        kept: Converts times if parts of the recording are left out. The times of the text refer to the recording.
     """
 
     def __init__(self, text: str, speech: SpeechText, language: str, kept: SpeechTimes | None = None) -> None:
@@ -177,7 +176,7 @@ class GivenTranscript(Transcript):
             for token in speech.text_tokens(space + " ".join(cue.text.split())):
                 self.add(token)
             if cue.end is not None:
-                self._gap = self._gap._replace(times=[])  # the start of a part without words
+                self._gap = self._gap._replace(times=[])  # drops the start time of a part without words
                 self.add_time(cue.end)
         if self.words.ids:
             self.add(speech.audio.end)
@@ -191,7 +190,7 @@ class GivenTranscript(Transcript):
 
 
 def is_punctuation(text: str) -> bool:
-    """Whether a text consists of punctuation, symbols and spaces. Incomplete characters do not count."""
+    """Whether a text consists of punctuation, symbols and spaces only. Incomplete characters are none of these."""
     return REPLACEMENT not in text and all(unicodedata.category(each)[0] in "PSZ" for each in text)
 
 
@@ -214,13 +213,13 @@ class RecordingDraft:
         """Return the draft of a window.
 
         Args:
-            tokens: All tokens of the transcript before the window.
+            tokens: All output tokens before the window.
             start: The start of the window, in seconds from the start of the recording.
             has_times: Whether outputs contain timestamps.
         """
         given = self._transcript
         for token in tokens[self._num_tokens :]:
-            if not given.passes(token):
+            if not given.is_in_gap(token):
                 self._follower.append(token)
         self._num_tokens = len(tokens)
         place = self._follower.find()
@@ -246,7 +245,7 @@ class WindowDraft(NamedTuple):
 
 
 class WindowFollower:
-    """Follows the output of a window: a `TextFollower` for its words, and the punctuation and times between them."""
+    """Follows the output of a window through a transcript. Drafts contain words, punctuation and times."""
 
     def __init__(self, draft: WindowDraft) -> None:
         self._draft = draft
@@ -256,7 +255,7 @@ class WindowFollower:
         self._has_words = False
 
     def append(self, token: int) -> None:
-        if self._draft.transcript.passes(token):
+        if self._draft.transcript.is_in_gap(token):
             self._since.append(token)
             return
         self._words.append(token)
@@ -276,7 +275,7 @@ class WindowFollower:
         found = [*self._rest(gaps.get(start, Gap()), ids[start] == end), ids[start]]
         for position in range(start + 1, min(start + count, len(ids))):
             if position in gaps:
-                found += self._filled(gaps[position])
+                found += self._tokens_of(gaps[position])
             found.append(ids[position])
         return found[:count]
 
@@ -289,7 +288,7 @@ class WindowFollower:
             return [self._timestamp(gap.times[-1]), *gap.after]
         times = [*filter(audio.is_timestamp, self._since)]
         if not times:
-            return self._filled(gap._replace(before=()) if self._since else gap)
+            return self._tokens_of(gap._replace(before=()) if self._since else gap)
         if self._since[-1] != times[-1]:
             return []
         if (
@@ -299,7 +298,7 @@ class WindowFollower:
             return [self._timestamp(gap.times[1]) if is_pause else times[0], *gap.after]
         return [*gap.after]
 
-    def _filled(self, gap: Gap) -> list[int]:
+    def _tokens_of(self, gap: Gap) -> list[int]:
         if self._draft.start is None:
             return [*gap.before, *gap.after]
         return [*gap.before, *map(self._timestamp, gap.times), *gap.after]

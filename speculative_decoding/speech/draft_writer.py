@@ -1,7 +1,7 @@
 """Writes transcripts with a speech model of another vocabulary than the target's; see `drafters.writing`.
 
-The draft model hears the same window, with its own mel bins, encoder and rules for timestamps. Its text is encoded
-again with the target's tokenizer, and its times become the target's timestamps.
+The draft model transcribes the same window, with its own mel bins, encoder and timestamp rules. Its text is encoded
+again with the target's tokenizer, and its timestamps are converted to the target's.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SpeechWriter:
     def start(self, request: RequestView) -> WrittenSpeech | None:
         assert isinstance(request.source, AudioFrames)
         prompt = SpokenPrompt.of(request.decoder_tokens, self.target.audio)
-        if prompt.language is None:  # the target finds the language itself, in a request without a transcription
+        if prompt.language is None:  # the target detects the language in the same request
             return None
         if reason := self._why_not(prompt):
             if not self._has_noted:
@@ -112,7 +112,7 @@ class SpeechWriter:
         return ""
 
     def _frames_of(self, source: AudioFrames) -> AudioFrames:
-        """Return the window with the draft model's mel bins. Its encoder output is kept as long as the window is."""
+        """Return the window with the draft model's mel bins. It is cached, with its encoder output, for the window."""
         own = source.of(self.draft.audio.num_mel_bins)
         if own is source.frames:
             return source
@@ -121,7 +121,7 @@ class SpeechWriter:
     def _submit(
         self, frames: AudioFrames, options: TranscriptionOptions, language: str, previous: list[int], output: list[int]
     ) -> Request | None:
-        """Submit a request after an output so far. Returns None if the draft model has too few positions for it."""
+        """Submit a request that continues an output. Returns None if the draft model has too few positions."""
         requests = WindowRequests(self._model, self.draft, language, options, GenerationOptions(drafter="none"))
         previous = previous[-requests.max_previous :]
         window = Window(0, len(frames) * FRAMES_PER_POSITION, frames)
@@ -190,7 +190,7 @@ class WrittenSpeech(WrittenRequest):
         tokens = self._draft.tokens
         if self._draft.finish_reason == "stop":
             return [*writer.mapped(tokens, own, target), target.audio.end]
-        # Only the last word may change, which follows the last timestamp
+        # Only the last word may change, and it follows the last timestamp
         last = next((i for i in range(len(tokens), 0, -1) if own.audio.is_timestamp(tokens[i - 1])), 0)
         known = writer.mapped(tokens[:last], own, target)
         return [*known, *target.text_tokens(settled(own.decode([*filter(own.is_spoken, tokens[last:])])))]

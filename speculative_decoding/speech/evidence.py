@@ -13,11 +13,11 @@ from ..sampling import token_logprobs
 
 @dataclass(eq=False)
 class Evidence:
-    """An `Observer` of a request.
+    """An `Observer` that measures one request.
 
     Args:
-        position: Measure the probability of `token` after this many decoder tokens, all of which belong to the prefix.
-        token: The token whose probability is measured.
+        position: The number of decoder tokens after which the probability of `token` is measured. They are all forced.
+        token: The token that means that there is no speech.
 
     Attributes:
         probability: The probability of `token`, (1,); lazy.
@@ -33,9 +33,7 @@ class Evidence:
         self.probability = mx.exp(token_logprobs(logits.astype(mx.float32), mx.array(self.token)))
 
     def committed(self, logits: np.ndarray, tokens: Sequence[int]) -> None:
-        """Add the log-probabilities of the committed tokens.
-
-        This runs on the host, because only the host has the list of committed tokens.
+        """Add the log-probabilities of the committed tokens, on the host, where the list of these tokens is.
 
         logits: (N, V) float32.
         """

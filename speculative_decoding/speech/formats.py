@@ -16,7 +16,7 @@ from .subtitle_options import SubtitleOptions
 
 MAX_WIDTH = 1000  # characters of a line, by default
 MAX_WORDS = 1000  # of a cue, by default
-LONG_PAUSE = 3.0  # seconds between the starts of two words that never share a cue if cues may span segments
+LONG_PAUSE = 3.0  # seconds between the starts of two words, after which a cue that may span segments ends
 ROW_END = re.compile(r"\s*[\r\n]\s*")
 BLANK_LINE = re.compile(r"[\r\n]\s*[\r\n]|\r")
 NO_OPTIONS = SubtitleOptions()
@@ -61,10 +61,10 @@ FORMATS = (*STREAMED, "json")
 
 
 def cues(segments: Iterable[Segment], options: SubtitleOptions) -> Iterator[Cue]:
-    """Yield the cues of subtitles: from the words if they were requested, else one for each segment.
+    """Yield the cues of subtitles: from the words if word times were requested, else one for each segment.
 
-    Segments without text have an empty list of words in both cases, so the first other segment decides. openai-whisper
-    fails if the first segment has no text and words were not requested.
+    Segments without text have an empty list of words in both cases, so the first segment with text decides.
+    openai-whisper fails if the first segment has no text and word times were not requested.
     """
     waiting: Iterator[Segment] = dropwhile(lambda segment: segment.words == [], segments)
     first = next(waiting, None)
@@ -85,12 +85,12 @@ def cues(segments: Iterable[Segment], options: SubtitleOptions) -> Iterator[Cue]
 
 
 def cue_text(text: str) -> str:
-    """Replace what would end or begin a cue. openai-whisper replaces arrows, but not if there are times of words."""
+    """Replace text that would end or begin a cue. openai-whisper replaces arrows only without word times."""
     return BLANK_LINE.sub("\n", text.replace("-->", "->"))
 
 
 def cues_of_words(segments: Iterable[Segment], options: SubtitleOptions) -> Iterator[list[Word]]:
-    """Yield the words of each cue, with line breaks. Only with a number of lines may a cue span segments."""
+    """Yield the words of each cue, with line breaks. A cue may span segments only if `max_line_count` is set."""
     width = options.max_line_width or MAX_WIDTH
     if options.max_line_count is not None:
         yield from lines_of(chain.from_iterable(each.words or () for each in segments), width, options.max_line_count)
@@ -127,9 +127,9 @@ def lines_of(words: Iterable[Word], width: int, max_lines: int | None = None) ->
 
 
 def highlighted(words: Sequence[Word]) -> Iterator[Cue]:
-    """Yield a cue for each word, which is underlined, and one without underline for each gap between two words.
+    """Yield a cue for each word, in which it is underlined, and a cue without underline for each gap between words.
 
-    Times are compared in milliseconds, as they are written.
+    Times are compared in milliseconds, the unit in which they are written.
     """
     texts = [word.word for word in words]
     end = words[0].start

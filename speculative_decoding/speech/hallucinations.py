@@ -1,4 +1,4 @@
-"""Finds text that was probably not spoken and is surrounded by silence (openai-whisper 20250625, transcribe.py)."""
+"""Detects text that was probably not spoken and is surrounded by silence (openai-whisper 20250625, transcribe.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def anomaly(word: Word) -> float:
 
 
 def is_suspicious(segment: Segment | None) -> bool:
-    """Whether the first words of a segment are unusual."""
+    """Whether the first words of a segment have a high anomaly score."""
     if segment is None or not segment.words:
         return False
     words = [word for word in segment.words if word.word not in PUNCTUATION][:8]
@@ -46,7 +46,7 @@ def leading_silence(segments: Sequence[Segment], window: Window, threshold: floa
 def cut_hallucinations(
     segments: list[Segment], window: Window, threshold: float, last_speech: float, num_frames: int
 ) -> int | None:
-    """Remove the first suspicious segment with silence around it, and all later ones.
+    """Remove the first suspicious segment that is surrounded by silence, and all later segments.
 
     Args:
         segments: The segments of one window, with words.

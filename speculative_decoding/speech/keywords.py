@@ -10,7 +10,7 @@ from ..models.whisper_tokens import AudioConfig
 from ..sampling.options import FOR_SPEECH, option_specs, shows_options, suggested_option
 from .options import TranscriptionOptions, transcription_specs
 
-# The fields of `GenerationOptions` that can be set for a transcription; it determines all other fields itself
+# The fields of `GenerationOptions` that can be set for a transcription. All others are determined by the transcription
 DECODING = {name: spec for name, spec in option_specs().items() if FOR_SPEECH in spec.marks}
 
 P = ParamSpec("P")

@@ -1,9 +1,9 @@
-"""The ledger of a folder of transcripts: its log (`runs/log.py`), which stays, so that a run writes only missing ones.
+"""The ledger of a folder of transcripts: a log (`runs/log.py`) of finished outputs. Later runs skip these.
 
-Each record is a recording: its path, size and time of change, the names of outputs with their hashes and those of the
-settings, and a status. A record "writing" is on disk before the first of its outputs, and "done" follows the last.
-Settings belong to an output, so there are none for the whole log, and a line that is not a record, such as one of a
-later version, costs only its recording.
+Each record describes a recording: its path, size and modification time, a status, and for each output its name, its
+hash and a hash of its settings. A record with the status "writing" is on disk before the first output is written;
+"done" follows the last output. Each output has its own settings, so the log has none. An invalid line, such as one of
+a later version, affects only its recording.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WRITING, DONE = "writing", "done"
 
 
 class Source(NamedTuple):
-    """A recording as it was when a run began. path: relative to the folder of transcripts."""
+    """The state of a recording when a run began. path: relative to the folder of transcripts."""
 
     path: str
     size: int
@@ -29,24 +29,24 @@ class Source(NamedTuple):
 
 
 class Written(NamedTuple):
-    """An output of a run. settings: a hash of everything that its content depends on except the recording."""
+    """An output of a run. settings: a hash of everything that determines its content, except the recording."""
 
     settings: str
     sha256: str
 
 
 class Ledger:
-    """What is finished in a folder. log: the open log, with `LOG_FORMAT`."""
+    """The finished outputs of a folder. log: the open log, with `LOG_FORMAT`."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._finished: dict[str, tuple[Source, str]] = {}  # by output: its recording and settings
-        self._written: set[tuple[str, str]] = set()  # each output, and a hash that it has had
+        self._written: set[tuple[str, str]] = set()  # outputs, each with a hash of a content that a run has written
         for record in log.records(parse_record):
             self._add(*record)
 
     def finished(self, output: str) -> tuple[Source, str] | None:
-        """Return the recording and the settings that an output was written from, or None if it is not complete."""
+        """Return the recording and the settings of an output, or None if it is not complete."""
         return self._finished.get(folded(output))
 
     def has_written(self, output: str, sha256: str) -> bool:
@@ -76,7 +76,7 @@ class Ledger:
 
 
 def finished_outputs(path: Path) -> dict[str, str]:
-    """Return the complete outputs in a ledger, and the path of each one's recording. Does not lock the ledger."""
+    """Return the complete outputs in a ledger, each with the path of its recording. Does not lock the ledger."""
     finished: dict[str, str] = {}
     with suppress(OSError), path.open("rb") as file:
         for record in map(parse_record, file):
@@ -91,7 +91,10 @@ def finished_outputs(path: Path) -> dict[str, str]:
 
 
 def parse_record(line: bytes) -> tuple[Source, dict[str, Written], str] | None:
-    """Return the recording, the outputs and the status of a line: no outputs if it is not a record, None at the end."""
+    """Return the recording, the outputs and the status of a line.
+
+    An invalid line has no outputs. The result is None if the line is incomplete, as the last one may be.
+    """
     if not line.endswith(b"\n"):
         return None
     fields = parse_line(line)

@@ -1,4 +1,4 @@
-"""Which recordings the paths of a command line mean, and what their outputs are called."""
+"""Finds the recordings for the paths of a command line, and names their outputs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ NAMES = (
     " mka mkv mov mp2 mp3 mp4 mpa mpeg mpg mpga mts mxf oga ogg ogv ogx opus spx tod tta vob voc w64 wav wave weba webm"
     " wma wmv wv"
 )
-SUFFIXES = frozenset(f".{name}" for name in NAMES.split())  # .ts is left out: it is TypeScript more often
-
-
+SUFFIXES = frozenset(f".{name}" for name in NAMES.split())  # without .ts, which is more often TypeScript
 ICLOUD = ".icloud"
-MAX_STEM_BYTES = 255 - len("..partial-12345678") - len(".json")  # a temporary file has a longer name
+MAX_STEM_BYTES = 255 - len("..partial-12345678") - len(".json")  # leaves space for the name of a temporary file
 
 
 def recordings_in(paths: Sequence[str], output: Path | None = None) -> list[str]:
-    """Replace folders by the recordings in them and in the folders below, in sorted order.
+    """Replace folders by the recordings in them and in their subfolders, in sorted order.
 
     output: A folder that is not searched, unless it is itself among the paths.
 
@@ -45,10 +43,10 @@ def recordings_in(paths: Sequence[str], output: Path | None = None) -> list[str]
 
 
 def search(folder: str, output: Path | None) -> Iterator[str]:
-    """Yield the recordings in a folder, then those in the folders below.
+    """Yield the recordings in a folder, then those in its subfolders.
 
-    Hidden files are skipped, and so are folders that were searched already, because links may form loops. What cannot
-    be read is yielded, so that its error is printed: a folder, or the placeholder of a recording that is in iCloud.
+    Hidden files are skipped. Folders are searched only once, because links may form loops. Unreadable folders and
+    placeholders of recordings in iCloud are yielded, so that opening them reports an error.
     """
     seen = {identity(each) for each in (folder, output) if each is not None and os.path.isdir(each)}
     waiting = [folder]
@@ -82,7 +80,7 @@ def search(folder: str, output: Path | None) -> Iterator[str]:
 
 
 def is_placeholder(name: str) -> bool:
-    """Whether a file is the placeholder of one that macOS has moved to iCloud, such as .talk.m4a.icloud."""
+    """Whether a file is the placeholder of a file that macOS has moved to iCloud, such as .talk.m4a.icloud."""
     return name.startswith(".") and name.endswith(ICLOUD) and len(name) > len(ICLOUD) + 1
 
 
@@ -92,28 +90,28 @@ def identity(path: str | Path, follows: bool = True) -> tuple[int, int]:
 
 
 def without_repeats(recordings: Sequence[str]) -> list[str]:
-    """Leave out repeated recordings, even if they are named differently. A link to a recording is another recording."""
+    """Remove repeated recordings, including those with another path. A link counts as another recording."""
     first: dict[object, str] = {}
     for each in recordings:
         path = place(each)
-        # On a Mac, names that differ in case are the same file
+        # On a Mac, names that differ only in case are the same file
         first.setdefault((folded(str(path)), identity(path, False)) if os.path.lexists(path) else path, each)
     return [*first.values()]
 
 
 def place(path: str | Path) -> Path:
-    """Return an absolute path without links, except for one that the path itself is."""
+    """Return an absolute path without links in its folders. The last part may be a link."""
     return Path(os.path.realpath(os.path.dirname(path) or "."), os.path.basename(path))
 
 
 def output_names(recordings: Sequence[str], finished: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """Return what the outputs of each recording are called, without the suffix of their format: its stem.
+    """Return the names of the outputs of each recording, without the suffix of the format.
 
-    Recordings of one stem keep their suffix. If that is not enough, they keep the folder below the folder that all
-    recordings share, or both. Names are compared as file systems do that ignore case or normalize Unicode. They depend
-    on all recordings together, but not on their order. A stem that is too long for a file is shortened.
+    The name is the stem of the recording. Recordings with the same stem keep their suffix; if that is not enough, their
+    path below the folder that all recordings share, or both. Names that differ only in case or Unicode normalization
+    count as equal. Names depend on the set of recordings, but not on their order. Long names are shortened.
 
-    finished: The names of recordings whose outputs are complete. They stay, so a later recording takes another name.
+    finished: The names of the complete outputs, by recording. They do not change; later recordings get other names.
     """
     paths = [place(each) for each in recordings]
     shared = os.path.commonpath([path.parent for path in paths])
@@ -121,7 +119,7 @@ def output_names(recordings: Sequence[str], finished: Mapping[str, str] = Mappin
     stems = [folded(path.stem) for path in relative]
     levels = dict.fromkeys(stems, 0)
     names: list[str] = []
-    # First the names of a run without interruptions; then another name for what would replace a finished output
+    # First the names of an uninterrupted run, then other names for outputs that would replace finished ones
     for kept in ({}, finished):
         repeated = set(stems)
         while repeated:
@@ -141,7 +139,7 @@ def output_names(recordings: Sequence[str], finished: Mapping[str, str] = Mappin
 
 
 def fitting(name: str) -> str:
-    """Shorten the last part of a path if it is too long for a file name. A hash keeps it apart from others."""
+    """Shorten the last part of a path if it is too long for a file name, and add a hash so that it stays unique."""
     folder, base = os.path.split(name)
     content = os.fsencode(base)
     if len(content) <= MAX_STEM_BYTES:
@@ -153,7 +151,7 @@ def fitting(name: str) -> str:
 
 
 def with_hash(path: str | Path, shown: str | None = None) -> str:
-    """Return a name that differs from those of other paths in more than case or normalization. shown: its start."""
+    """Return a name with a hash of the path, unique even if case and normalization are ignored. shown: its start."""
     return f"{path if shown is None else shown}.{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
 
 

@@ -1,6 +1,6 @@
-"""Whisper's front end: log-mel frames as openai-whisper computes them (audio.py, `log_mel_spectrogram`).
+"""Whisper's front end: the log-mel frames of openai-whisper (audio.py, `log_mel_spectrogram`).
 
-A frame depends on only 25 ms of audio. Whisper then scales all frames by the largest value of the whole recording; see
+A frame depends on 25 ms of audio only. Whisper then scales all frames by the largest value of the whole recording; see
 `normalized`.
 """
 
@@ -22,7 +22,7 @@ Frames = NDArray[np.float32]  # (frames, mel bins)
 
 
 class LogMel:
-    """Computes the log-mel powers of a signal that arrives in pieces.
+    """Computes the log-mel powers of a signal incrementally.
 
     Frame t is centered at sample 160 t. The start of the signal is padded with its mirror image, as in torch.stft.
 
@@ -31,7 +31,7 @@ class LogMel:
 
     def __init__(self, num_mel_bins: Sequence[int]) -> None:
         self._filters = np.concatenate([mel_filters(bins) for bins in num_mel_bins], axis=1)
-        # rounded as in torch.hann_window; other rounding changes the weakest bins
+        # Rounded as in torch.hann_window, because other rounding changes the weakest bins
         self._window = np.float32(0.5) - np.float32(0.5) * np.cos(
             np.arange(FFT_SAMPLES, dtype=np.float32) * np.float32(2 * np.pi / FFT_SAMPLES)
         )

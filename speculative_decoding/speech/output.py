@@ -1,4 +1,4 @@
-"""Prints the transcripts of several recordings, or passes them on, and shows progress, languages and errors."""
+"""Prints the transcripts of several recordings, or passes them to a callback. Shows progress, languages and errors."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .formats import NO_OPTIONS, STREAMED
 from .scheduler import TranscriptionEvent
 from .subtitle_options import SubtitleOptions
 
-NAMED_FAILURES = 10  # in the last line; each error was printed before
+NAMED_FAILURES = 10  # in the last line; each error has already been printed
 
 
 @dataclass
 class Report:
-    """Follows recordings that are transcribed together.
+    """Reports the progress, languages and errors of recordings that are transcribed together.
 
     Args:
         names: The names of the files.
         shows_language: Whether to print the language of each recording.
-        finished: How many other recordings an earlier run has transcribed.
+        finished: The number of other recordings that an earlier run has transcribed.
     """
 
     names: Sequence[str]
@@ -43,9 +43,9 @@ class Report:
         return sum(self.durations.values())
 
     def watched(self, events: Iterable[TranscriptionEvent], show: ShowProgress) -> Iterator[TranscriptionEvent]:
-        """Show the progress of all recordings. The total is known when all have been opened."""
+        """Show the progress of all recordings. The total is known once all of them are open."""
         positions: dict[int, float] = {}
-        complete, done, seconds = 0, 0.0, 0.0  # sums would take long, because there may be many recordings
+        complete, done, seconds = 0, 0.0, 0.0  # running sums, because there may be many recordings
         for event in events:
             done += event.position - positions.get(event.number, 0.0)
             seconds += event.seconds - self.durations.get(event.number, 0.0)
@@ -69,12 +69,12 @@ class Report:
             self.stats.add(event.result.stats)
 
     def fail(self, number: int, error: Exception) -> None:
-        """Print why a recording cannot be transcribed."""
+        """Print the error of a recording that cannot be transcribed."""
         say(f"error: {error}")
         self.failed[self.names[number]] = None
 
     def summary(self) -> str:
-        """Return a line that names what failed, or nothing if nothing did."""
+        """Return a line that names the failed recordings, or "" if there are none."""
         if not self.failed:
             return ""
         count, names = self.finished + len(self.names), [*map(one_line, self.failed)]
@@ -94,10 +94,10 @@ def pass_on(
 
 @dataclass
 class Output:
-    """Prints recordings one after the other, although several are transcribed together.
+    """Prints recordings one after the other, even if several are transcribed together.
 
     Args:
-        report: Follows the recordings.
+        report: Reports on the recordings.
         format: One of `FORMATS`.
         subtitles: How subtitles are divided.
     """
@@ -107,7 +107,7 @@ class Output:
     subtitles: SubtitleOptions = NO_OPTIONS
 
     def print(self, events: Iterable[TranscriptionEvent]) -> None:
-        """Print the recordings. Raises `InputError` if there is only one, and it cannot be transcribed."""
+        """Print the recordings. Raises `InputError` if there is only one and it cannot be transcribed."""
         with progress(prints_above=self.format in STREAMED) as show:
             watched = self.report.watched(events, show)
             ordered = in_order(watched, attrgetter("number"), attrgetter("is_last"))
@@ -130,7 +130,7 @@ class Output:
         return len(self.report.names) == 1
 
     def _separator(self, index: int, first: str, others: str, heading: str = "") -> str:
-        """Return the text to print before a recording. It is empty for a single recording."""
+        """Return the text to print before a recording; "" for a single recording."""
         return "" if self._is_alone else (others if index else first) + heading
 
     def _noted(self, events: Iterable[TranscriptionEvent]) -> Iterator[TranscriptionEvent]:

@@ -1,4 +1,4 @@
-"""A folder of transcripts: which outputs are missing there, and how they are written."""
+"""A folder of transcripts: finds missing outputs, and writes outputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STANDARD = "-"  # standard input
 
 
 class Unfinished(NamedTuple):
-    """A recording whose transcript is missing, or was made from something else. outputs: the names, by format."""
+    """A recording without an up-to-date transcript. outputs: the names, by format."""
 
     recording: str
     source: Source
@@ -36,7 +36,7 @@ class Unfinished(NamedTuple):
 
 @dataclass
 class OutputFolder:
-    """The place for the transcripts of some recordings.
+    """A folder for the transcripts of some recordings.
 
     Args:
         folder: The folder, which need not exist.
@@ -59,7 +59,7 @@ class OutputFolder:
 
     @cached_property
     def outputs(self) -> list[dict[str, str]]:
-        """The outputs of each recording: their names by format. Those that are complete keep their names."""
+        """The names of the outputs of each recording, by format. Complete outputs keep their names."""
         owners = {path: name for name, path in finished_outputs(self.folder / LEDGER).items()}
         known = {each: owners.get(self._path_of(each)) for each in self.recordings}
         finished = {each: os.path.splitext(name)[0] for each, name in known.items() if name is not None}
@@ -81,14 +81,14 @@ class OutputFolder:
 
     @contextmanager
     def open(self, settings: Mapping[str, Any], *, force: bool) -> Iterator[None]:
-        """Create and lock the folder, and find what is missing there.
+        """Create and lock the folder, and find missing outputs.
 
         Args:
-            settings: Everything that a transcript depends on except its recording.
+            settings: Everything that determines a transcript, except its recording.
             force: Whether to write all outputs again, and to replace other files.
 
         Raises:
-            InputError: The folder is in use, or another file is in the place of a missing output.
+            InputError: The folder is in use, or another file has the name of a missing output.
         """
         with writing(Name("output_dir"), self.folder, "name another folder"):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ class OutputFolder:
                     self._require_replaceable(name, paths)
                 if missing:
                     self.unfinished.append(Unfinished(recording, source, missing))
-                if force or not missing:  # a run may have been killed before it removed the log
+                if force or not missing:  # an earlier run may have been killed before it removed the log
                     self._windows.remove(source)
             try:
                 yield
@@ -122,11 +122,11 @@ class OutputFolder:
         return self._windows.resume_point(one.source)
 
     def advance(self, one: Unfinished, point: ResumePoint) -> None:
-        """Record what has been transcribed of a recording. Raises `InputError` if that fails."""
+        """Record the progress of a recording. Raises `InputError` if that fails."""
         self._windows.append(one.source, point)
 
     def give_up(self, one: Unfinished) -> None:
-        """Keep what has been recorded of a recording that cannot be transcribed."""
+        """Close the log of a recording that cannot be transcribed, and keep it for a later run."""
         self._windows.close(one.source)
 
     def write(self, one: Unfinished, result: Transcription) -> None:
@@ -146,9 +146,9 @@ class OutputFolder:
         self._windows.remove(one.source)
 
     def _digest(self, format: str, settings: Mapping[str, Any]) -> str:
-        """Return a hash of everything that an output of this format depends on except its recording."""
+        """Return a hash of everything that determines an output of this format, except its recording."""
         options = {}
-        if format in SUBTITLES:  # defaults are left out, so that options of later versions change no hash
+        if format in SUBTITLES:  # without defaults, so that new options of later versions change no hash
             changed = (each.name for each in fields(self.options) if getattr(self.options, each.name) != each.default)
             options = {name: asdict(self.options)[name] for name in changed}
         return digest([format, settings, options])
@@ -160,19 +160,19 @@ class OutputFolder:
         path = self._path_of(recording)
         try:
             status = os.stat(recording)
-        except OSError:  # reading it fails too, and says why
+        except OSError:  # opening the recording will report the error
             return Source(path, -1, -1)
         return Source(path, status.st_size, status.st_mtime_ns)
 
     def _require_replaceable(self, name: str, recordings: Collection[str]) -> None:
-        """Raise `InputError` if a file is in the way that no run has written for one of these recordings."""
+        """Raise `InputError` if there is a file of this name that no run has written for one of these recordings."""
         path = self.folder / name
         if not os.path.lexists(path):
             return
         try:
             content = content_hash(path)
         except OSError:
-            content = ""  # unknown
+            content = ""  # matches no hash
         if not self._ledger.has_written(name, content):
             raise not_replaced(path, "exists, and is not what an earlier run has written", "output_dir")
         if finished := self._ledger.finished(name):

@@ -1,8 +1,8 @@
-"""A recording, which is read once. All of its frames are kept, and windows are cut from them.
+"""A recording. It is read once, its frames are stored, and windows are cut from them.
 
-Frames are kept unscaled, so they can be computed before the recording ends. Whisper scales them by the largest value of
-the whole recording, so each window is scaled when it is cut. With voice detection, frames are computed from the samples
-that are kept, as if they were the whole recording.
+Frames are stored unscaled, so that they can be computed before the recording ends. Whisper scales them by the largest
+value of the whole recording, so each window is scaled when it is cut. With voice detection, only the speech is stored,
+as if it were the whole recording.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Recording:
         num_mel_bins: The number of mel bins of the target, then of other models that read the recording.
         name: The name of the recording in messages.
         file: Stores the frames (default: memory, or an unnamed temporary file for a long recording).
-        voice: What counts as speech; everything else is left out. None: keep everything.
+        voice: The definition of speech. All other audio is left out. None keeps everything.
 
     Attributes:
         num_samples: The length of the recording before voice detection.
-        speech: Where the frames come from, if something may have been left out. Set by `finish`.
+        speech: The times of the kept audio, with voice detection. Set by `finish`.
     """
 
     def __init__(
@@ -63,20 +63,20 @@ class Recording:
     def append(self, samples: Samples) -> None:
         """Append samples at 16 kHz."""
         self.num_samples += len(samples)
-        self._hear(samples if self._voice is None else self._voice.append(samples))
+        self._add(samples if self._voice is None else self._voice.append(samples))
 
     def finish(self) -> None:
         """Compute the last frames, which need the silence after the recording."""
         if self._voice is not None:
             samples, self.speech = self._voice.finish()
-            self._hear(samples)
-        self._keep(self._log_mel.finish())
+            self._add(samples)
+        self._store(self._log_mel.finish())
 
-    def _hear(self, samples: Samples) -> None:
+    def _add(self, samples: Samples) -> None:
         self._num_kept += len(samples)
-        self._keep(self._log_mel.append(samples))
+        self._store(self._log_mel.append(samples))
 
-    def _keep(self, frames: Frames) -> None:
+    def _store(self, frames: Frames) -> None:
         if not len(frames):
             return
         self._largest = np.maximum(self._largest, frames.max(axis=0))
@@ -109,7 +109,7 @@ class Recording:
 
     def _scaled(self, start: int, count: int) -> list[Frames]:
         """Return the scaled frames for each model."""
-        width = sum(self._bins)  # the bins of all models are kept side by side
+        width = sum(self._bins)  # the bins of all models are stored side by side
         self._file.seek(start * width * ITEM.itemsize)
         kept = np.frombuffer(self._file.read(count * width * ITEM.itemsize), ITEM).reshape(-1, width)
         frames = np.pad(kept, [(0, count - len(kept)), (0, 0)], constant_values=SILENCE)

@@ -14,35 +14,35 @@ if TYPE_CHECKING:
 
 
 class FrameResampler:
-    """Converts frames of one format to 16-bit mono samples. All of its memory is released with it.
+    """Converts frames of one format to 16-bit mono samples. Its memory is released with the object.
 
-    PyAV's `AudioResampler` starts a thread for each processor, which many clients of a server multiply.
+    PyAV's `AudioResampler` starts a thread for each processor, which is too many in a server with many clients.
 
     Args:
-        rate: Of the samples to return, in Hz.
-        block: Samples per returned array; None returns those of each frame.
+        rate: The sample rate of the output, in Hz.
+        block: The number of samples per returned array; None returns an array for each frame.
     """
 
     def __init__(self, rate: int, block: int | None = None) -> None:
         self._rate = rate
         self._block = block
-        self._graph: Graph | None = None  # made for the first frame
+        self._graph: Graph | None = None  # created for the first frame
 
     def add(self, frame: AudioFrame | None) -> Iterator[NDArray[np.int16]]:
-        """Yield the samples that are complete, (N,). frame: the next one; None yields the rest."""
+        """Yield the completed samples, (N,). frame: the next frame; None yields the rest."""
         if self._graph is None:
             if frame is None:
                 return
-            self._graph = self._made_for(frame)
+            self._graph = self._new_graph(frame)
         self._graph.push(frame)
         while True:
             try:
                 done = self._graph.pull()
-            except (BlockingIOError, EOFError):  # it needs another frame, or there are no more
+            except (BlockingIOError, EOFError):  # the graph needs another frame, or is finished
                 return
             yield done.to_ndarray()[0]
 
-    def _made_for(self, frame: AudioFrame) -> Graph:
+    def _new_graph(self, frame: AudioFrame) -> Graph:
         from av.filter import Graph
 
         graph = Graph()

@@ -1,8 +1,8 @@
-"""Logs of recordings that are being transcribed: an interrupted run is continued after its last complete window.
+"""Logs of unfinished recordings. A later run continues each one after its last complete window.
 
-A log (`runs/log.py`) belongs to one recording in a folder of transcripts. Its settings are the recording as it was, and
-a hash of everything that the text depends on. Each record is what one window has added to the `ResumePoint`. The log is
-removed when the transcript is in place.
+A log (`runs/log.py`) belongs to one recording in a folder of transcripts. Its settings are the state of the recording
+and a hash of everything that determines the text. Each record is a `ResumePoint` with the segments of one window. The
+log is removed when the transcript has been written.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ResumptionLogs:
     """The logs of one folder. Close them at the end of the run.
 
     Args:
-        folder: The folder of transcripts, whose ledger is locked by this run.
-        settings: A hash of everything that the texts depend on except their recordings.
+        folder: The folder of transcripts. This run has locked its ledger.
+        settings: A hash of everything that determines the texts, except their recordings.
     """
 
     def __init__(self, folder: Path, settings: str) -> None:
@@ -95,7 +95,7 @@ def segment_fields(segment: Segment) -> dict[str, Any]:
 
 
 def parse_record(line: bytes) -> ResumePoint | None:
-    """Return a point with the segments of its window only; None for damage."""
+    """Return a point with the segments of its window only; None for a damaged record."""
     record = parse_line(line)
     try:
         segments = [parse_segment(each) for each in record["segments"]]

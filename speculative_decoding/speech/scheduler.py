@@ -72,10 +72,10 @@ Event = TranscriptionEvent | LiveUpdate
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A recording, and how to transcribe it.
+    """A recording with its options.
 
-    first_frame: Where it begins, if it is part of a longer recording.
-    speech: Where the frames of the whole recording come from, if something has been left out.
+    first_frame: The first frame of a part of a longer recording.
+    speech: The times of the kept audio in the whole recording, with voice detection.
     resume_from: Where to continue.
     """
 
@@ -103,7 +103,7 @@ class RecordingWindows:
         self._attempts = self.transcriber.attempts()
 
     def advance(self, output: DecodedWindow | None = None) -> TranscriptionEvent | None:
-        """Find the next attempt, given the output of the last one. Returns an event if there is progress."""
+        """Send the output of the last attempt, and get the next attempt. Returns an event if there is progress."""
         seek = self.transcriber.seek
         try:
             self._attempt = next(self._attempts) if output is None else self._attempts.send(output)
@@ -143,9 +143,10 @@ Windows = RecordingWindows | LiveStream
 class Scheduler:
     """Decodes the windows of recordings and live streams side by side. Implements `rows.scheduling.Scheduler`.
 
-    A caller that shares slots between clients uses `start`, `decode_round` and `resume` instead of `submit` and `step`.
-    A recording or stream that is `paused` between two outputs has no slot until it is resumed. Each has separate state,
-    so its text does not depend on when it is resumed. Streams have separate engines, whose slots no recording takes.
+    A caller that shares slots between clients calls `start`, `decode_round` and `resume` instead of `submit` and
+    `step`. A recording or stream that is `paused` between two outputs has no slot until it is resumed. Recordings and
+    streams share no state, so a text does not depend on the time of resumption. Streams have their own engines, so
+    recordings cannot use their slots.
 
     Args:
         model: A speech model.
@@ -182,7 +183,7 @@ class Scheduler:
         self._text = SpeechText(self.tokenizer, self.audio)
         # The parts of a recording, and several recordings, may give the same text
         self._transcript = lru_cache(KEPT_DRAFT_TEXTS)(self._prepared)
-        if self.live_slots and self.live_decoding is not None:  # now, so that no stream waits for comparisons of widths
+        if self.live_slots and self.live_decoding is not None:  # so that the first stream does not wait for calibration
             self._engine(self.live_decoding, is_live=True)
 
     def open(self, recording: Audio | Recording | Mapping[str, Any]) -> Task:
@@ -224,7 +225,7 @@ class Scheduler:
 
     @property
     def paused(self) -> list[int]:
-        """The numbers of the recordings and streams whose next window can be decoded, and waits for `resume`."""
+        """The numbers of the recordings and streams whose next window can be decoded after `resume`."""
         return [number for number, windows in self._waiting.items() if windows.is_due]
 
     @property
@@ -234,7 +235,7 @@ class Scheduler:
 
     @property
     def free_turns(self) -> int:
-        """How many more recordings may be given a slot. Streams need none of these."""
+        """The number of free slots for recordings. Streams have their own slots."""
         return self.slots - sum(not windows.is_live for windows, _ in self._decoding.values())
 
     @property
@@ -243,11 +244,11 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being decoded or paused. More audio of a stream can change this."""
+        """Whether nothing is being decoded or paused. New audio of a stream may change this."""
         return not (self._decoding or self.paused)
 
     def run(self, recordings: Iterable[Callable[[], Task]]) -> Iterator[TranscriptionEvent]:
-        """Transcribe recordings, opening each when a slot is free. Events of different recordings are interleaved."""
+        """Transcribe recordings. Each is opened when a slot is free. Events of several recordings are interleaved."""
         return cast("Iterator[TranscriptionEvent]", drive(self, enumerate(recordings)))
 
     def submit(self, item: tuple[int, Callable[[], Task | LiveStream]]) -> Iterator[Event]:
@@ -310,7 +311,7 @@ class Scheduler:
         return GivenTranscript(text, self._text, language, speech)
 
     def decode_round(self) -> Iterator[Event]:
-        """Run a round of everything that has a slot. A recording or stream releases it when its output is complete."""
+        """Run a round of all requests. A recording or stream releases its slot when its output is complete."""
         for engine in [each for each in self._engines.values() if not each.is_idle]:
             for request, round, _ in engine.step():
                 windows, from_draft = self._decoding[request]
@@ -324,14 +325,14 @@ class Scheduler:
                         yield from self._continue(windows, windows.add(output, request.stats))
 
     def _continue(self, windows: Windows, event: Event | None) -> Iterator[Event]:
-        """Yield an event, if there is one. Unless it is the last, the next window waits until it is resumed."""
+        """Yield the event, if there is one, and pause the recording or stream unless the event is its last."""
         if event is None or not event.is_last:
             self._waiting[windows.number] = windows
         if event is not None:
             yield event
 
     def resume(self, number: int) -> Iterator[Event]:
-        """Decode the next window of a paused recording or stream. Yields an event if there is none, or if it fails."""
+        """Submit the next window of a paused recording or stream. Yields an event if there is none, or on failure."""
         use_mlx()
         windows = self._waiting.pop(number)
         try:
@@ -349,7 +350,7 @@ class Scheduler:
         self._decoding[request] = windows, []
 
     def cancel(self, number: int) -> None:
-        """Drop a recording or stream, and free its slot. Does nothing if it has ended."""
+        """Remove a recording or stream, and free its slot. Does nothing if it has ended."""
         self._waiting.pop(number, None)
         for request, (windows, _) in [*self._decoding.items()]:
             if windows.number == number:

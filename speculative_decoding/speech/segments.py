@@ -144,16 +144,16 @@ def segment_of(
 
 
 def whole(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
-    """Make one segment of a window that was decoded without timestamps.
+    """Return a window that was decoded without timestamps as one segment.
 
-    A model may write timestamps all the same. Without their rules they may be in any order, so they mean nothing.
+    The model may generate timestamps anyway. They are ignored: without timestamp rules, they may be in any order.
     """
     all_of_it = segment_of(decoded, window, text, 0, len(decoded.tokens), window.start, window.start + window.seconds)
     return Split([all_of_it], window.seek + window.size, False)
 
 
 def split(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
-    """Split an output between consecutive timestamps. An unfinished last segment is left to the next window."""
+    """Split an output between consecutive timestamps. An unfinished last segment belongs to the next window."""
     zero = text.audio.timestamp_begin
     tokens = decoded.tokens
     is_timestamp = [text.audio.is_timestamp(token) for token in tokens]

@@ -1,4 +1,4 @@
-"""The text tokens of a speech model: encoding, decoding, words, and tokens that never occur in a transcript."""
+"""The text tokens of a speech model: encoding, decoding, words, and tokens that outputs must not contain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOTES = "♩♪♫♬♭♮♯"  # notes with several tokens share the first one
 class SpeechText:
     """Encodes and decodes the text of a speech model as openai-whisper's tokenizer does.
 
-    Text tokens have ids below `audio.end`, or above the timestamps if they were added to the vocabulary.
+    Text tokens have ids below `audio.end`; those added to the vocabulary have ids above the timestamps.
     """
 
     def __init__(self, tokenizer: Tokenizer, audio: AudioConfig) -> None:
@@ -48,11 +48,11 @@ class SpeechText:
         return [] if prompt is None else self.encode(" " + prompt.strip(), "initial_prompt")
 
     def text_tokens(self, text: str) -> list[int]:
-        """Return the text tokens, without any special tokens that the text contains."""
+        """Return the text tokens. Special tokens in the text are left out."""
         return [token for token in self._tokenizer.encode_output(text) if self.audio.is_text(token)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, leaving out timestamps. Special tokens are written as their pieces."""
+        """Return the text of tokens without timestamps. Special tokens are decoded as their pieces."""
         audio = self.audio
         shown = [token for token in tokens if not audio.is_timestamp(token)]
         if all(map(audio.is_text, shown)):
@@ -81,7 +81,7 @@ class SpeechText:
         return words
 
     def characters(self, tokens: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
-        """Split text tokens into the shortest parts of complete characters, each with its tokens."""
+        """Split text tokens into the shortest parts that decode to complete characters, each with its tokens."""
         whole = self.decode(tokens)
         current: list[int] = []
         position = 0
@@ -95,7 +95,7 @@ class SpeechText:
 
     @cached_property
     def suppressed(self) -> list[int]:
-        """Tokens that never occur in an output.
+        """Tokens that an output must not contain.
 
         These are the tokens that the model's files list, or else openai-whisper's symbols and sound descriptions; all
         special tokens except the end token; and unused ids that pad the vocabulary.
@@ -116,7 +116,7 @@ class SpeechText:
 
     @cached_property
     def blank(self) -> list[int]:
-        """Tokens that never begin an output."""
+        """Tokens that an output must not begin with."""
         if self.audio.begin_suppressed is not None:
             return [*self.audio.begin_suppressed]
         return [*self.text_tokens(" "), self.audio.end]

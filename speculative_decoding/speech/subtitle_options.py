@@ -1,4 +1,4 @@
-"""How subtitles are divided into cues and lines: options of openai-whisper's command line, which are also flags."""
+"""The division of subtitles into cues and lines: options and flags of openai-whisper's command line."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ class TimestampRules:
     Args:
         begin: The position of the first token that is generated. Earlier tokens, such as previous text, do not count.
         text_end: Ids below this one are text.
-        zero: The id of timestamp 0. This id and the following ones are timestamps, in order.
+        zero: The id of timestamp 0. The following ids are the other timestamps, in order.
         max_initial: The highest id of the first timestamp; None allows all.
-        added_from: The first id after the timestamps. It and all higher ids are text, too. None if no ids follow.
+        added_from: The first id after the timestamps; ids from there on are text. None if the timestamps are the last.
     """
 
     begin: int
@@ -120,7 +120,7 @@ def recent(rules: TimestampRules | None, tokens: Sequence[int]) -> list[int]:
 
 
 class DraftChoice:
-    """Chooses the most likely ids under two of the rules. Applying all rules would take longer than a draft step.
+    """Chooses the most likely ids under two of the rules, because applying all would take longer than a draft step.
 
     A timestamp follows if all timestamps together are more likely than any other id. After a timestamp that ends a
     segment, the same timestamp follows, because the next segment usually starts with it.

@@ -1,4 +1,4 @@
-"""Opens a media file with PyAV, and chooses its audio track as FFmpeg's command line does."""
+"""Opens a media file with PyAV, and chooses the same audio track as FFmpeg's command line."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ FORMATS = (  # FFmpeg's names. Excluded: playlists, subtitles, pictures, scripts
     *("tta", "voc", "vqf", "w64", "wav", "wavarc", "webm", "wsd", "wtv", "wv", "wve", "xa", "xwma"),
 )
 PROBED_BYTES = 1 << 16  # FFmpeg keeps the probed packets in memory; a tiny one takes 8 KB
-MORE_PROBED_BYTES = 5_000_000  # as FFmpeg's command line, if the first are not enough
+MORE_PROBED_BYTES = 5_000_000  # FFmpeg's default, used if PROBED_BYTES are not enough
 MORE_PROBED_PACKETS = 5000
 NO_STREAM = -1
-LATE_STREAMS = ("mpeg", "flv", "live_flv")  # formats without a list of streams: another may begin after the first probe
+LATE_STREAMS = ("mpeg", "flv", "live_flv")  # formats without a list of streams: some may begin after the first probe
 
 
 def open_media(file: BinaryIO) -> tuple[InputContainer, set[int]]:
     """Open a media file. The caller closes the container.
 
-    Like FFmpeg, this reads up to 5 MB to find the streams, but only if 64 KiB are not enough, and not if its packets
-    are so many that they would fill the memory.
+    This reads 64 KiB to find the streams. If that is not enough, it reads up to 5 MB, as FFmpeg does, unless the file
+    has so many packets that they would fill the memory.
 
-    Returns: the container, and the indices of streams with packets there, if several tracks are to be compared.
+    Returns: the container, and the indices of the streams with packets in this part, if tracks must be compared.
     """
     container = probed(file, PROBED_BYTES)
     if not may_lack_audio(container):
@@ -46,7 +46,7 @@ def open_media(file: BinaryIO) -> tuple[InputContainer, set[int]]:
 
 
 def probed(file: BinaryIO, size: int) -> InputContainer:
-    """Open a media file after at most `size` bytes have been read to find its streams."""
+    """Open a media file, and read at most `size` bytes to find its streams."""
     import av
 
     file.seek(0)
@@ -80,7 +80,7 @@ def can_decode_audio(name: str) -> bool:
 
 
 def may_lack_audio(container: InputContainer) -> bool:
-    """Whether another track, or what decides between tracks, may follow what has been probed."""
+    """Whether more of the file must be read to find all tracks and to choose one."""
     tracks = container.streams.audio
     return len(tracks) != 1 or not channels_of(tracks[0]) or container.format.name in LATE_STREAMS
 
@@ -111,10 +111,10 @@ def channels_of(track: AudioStream) -> int:
 def audio_track(
     container: InputContainer, name: str, number: int | None, with_packets: Collection[int] = ()
 ) -> AudioStream:
-    """Return an audio track. A note says which one, if nobody has chosen one of several.
+    """Return an audio track. If a file has several and `number` is None, a note names the chosen track.
 
-    number: counts from 1 (default: FFmpeg's choice, `map_auto_audio` in ffmpeg_mux_init.c: a track with packets, then
-        a default track, then the most channels, then the first).
+    number: Counted from 1. The default is FFmpeg's choice (`map_auto_audio` in ffmpeg_mux_init.c): tracks with packets
+        are preferred, then default tracks, then those with the most channels, then the first one.
     with_packets: The indices of streams that have packets.
 
     Raises:
@@ -157,6 +157,6 @@ def described(track: AudioStream, number: int) -> str:
 
 
 def no_track(name: str, number: int, tracks: Sequence[str]) -> InputError:
-    """Return the error of a missing track. tracks: the description of each."""
+    """Return the error for a missing track. tracks: their descriptions."""
     found = f"{len(tracks)} audio tracks" if len(tracks) != 1 else "one audio track"
     return InputError(f"{name} has {found}, and no track {number}", "audio_track", f"choose one ({'; '.join(tracks)})")

@@ -1,4 +1,4 @@
-"""openai-whisper's beam search. It requires the folder beam_search/, and is imported only if `num_beams` is above 1."""
+"""openai-whisper's beam search. It requires beam_search/, and is imported only if `num_beams` is greater than 1."""
 
 from __future__ import annotations
 

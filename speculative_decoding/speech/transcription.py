@@ -1,7 +1,7 @@
 """The transcription of one recording, window by window (openai-whisper 20250625, `transcribe`).
 
-`Transcriber.attempts` yields one window at a time and is sent its output, so that the windows of several recordings can
-be decoded together. This module knows neither the engine nor the model.
+`Transcriber.attempts` yields one window at a time and receives its output, so that windows of several recordings can be
+decoded together. This module knows neither the engine nor the model.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ResumePoint(NamedTuple):
         language: The language of the speech.
         clip: The index of the clip that contains the next window.
         seek: The first frame of the next window.
-        previous_from: The index of the first token, counted with those of the initial prompt, to put before windows.
+        previous_from: The index of the first token to put before windows, in the initial prompt and all segments.
         last_speech: When the last word ended, in seconds.
         segments: The finished segments.
     """
@@ -197,7 +197,7 @@ class Transcriber:
         return Transcription(text, self.segments, self.language, seconds, self.stats)
 
     def attempts(self) -> Generator[Attempt, DecodedWindow, None]:
-        """Yield each attempt, and receive its output."""
+        """Yield each attempt, and receive its output through `send`."""
         clips = self.options.clips(self.recording.num_frames)
         first_clip = self._clip
         for number, (start, end) in enumerate(clips[first_clip:], first_clip):
@@ -249,7 +249,7 @@ class Transcriber:
         return [*self._initial, *later[-(self.max_previous - len(self._initial)) :]][-self.max_previous :]
 
     def _add(self, decoded: DecodedWindow, window: Window) -> None:
-        """Add the segments of a window, and move to the next one."""
+        """Add the segments of a window, and set `seek` to the start of the next one."""
         split_window = whole if self.options.without_timestamps else split
         segments, self.seek, is_complete = split_window(decoded, window, self.text_tokens)
         if self.options.word_timestamps and not self._add_words(segments, window, is_complete):

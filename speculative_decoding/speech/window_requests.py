@@ -1,4 +1,4 @@
-"""Creates the engine's request for a window, and reads its output. Also detects languages and aligns words."""
+"""Converts windows to requests of the engine, and their outputs to `DecodedWindow`. Detects languages, aligns words."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class WindowRequests:
 
     @property
     def max_positions(self) -> int:
-        """The maximum number of tokens of the previous text and the output together. Each may take up half."""
+        """The maximum number of tokens of the previous text and the output together; half of it for each of them."""
         return self.model.max_positions or MAX_POSITIONS
 
     @property
     def max_previous(self) -> int:
-        """The maximum number of tokens of the previous text, without the token before it."""
+        """The maximum number of tokens of the previous text, without the special token before it."""
         return self.max_positions // 2 - 1
 
     def decoder_prompt(self, attempt: Attempt) -> DecoderPrompt:
@@ -92,7 +92,7 @@ class WindowRequests:
         positions = self.max_positions
         length = min(self.options.sample_len or positions // 2, positions + 1 - begin)  # the last token is not fed back
         temperature = attempt.temperature
-        # A sample depends on the position of its window and the temperature, not on other requests or their order.
+        # Samples depend on the position of the window and the temperature, but not on other requests or their order
         number = 1 + (self.first_frame + attempt.window.seek) * 1000 + round(100 * temperature)
         options = self.decoding.with_values(
             temperature=temperature,

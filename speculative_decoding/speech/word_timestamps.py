@@ -71,8 +71,9 @@ def attention(scores: NDArray[np.float32]) -> NDArray[np.float32]:
 def cheapest_path(costs: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows and columns of the cheapest path through (N, M) costs, found by dynamic time warping.
 
-    The path leads from the first to the last entry. A step goes to the next row, the next column, or both. With equal
-    sums, the next column wins. Sums are float32. All entries of an anti-diagonal are computed at once.
+    The path connects the first entry to the last one. A step moves to the next row, the next column, or both. If sums
+    are equal, the step to the next column is taken. Sums are float32. The entries of an anti-diagonal are computed
+    together.
     """
     rows, columns = costs.shape
     steps = np.full((rows + 1, columns + 1), 2, np.int8)
@@ -111,7 +112,7 @@ def add_words(
 
     Args:
         segments: The segments of one window.
-        words: The words of these segments, in order. They are modified.
+        words: The words of these segments, in order; modified in place.
         window: The window.
         text: Identifies text tokens.
         options: The options, which list the punctuation.
@@ -145,7 +146,7 @@ def segment_words(waiting: Iterator[TimedWord], num_tokens: int, offset: float) 
 
 
 def shorten_at_sentence_ends(words: Sequence[TimedWord], longest: float) -> None:
-    """Shorten a punctuation mark that is too long, or the first word of the next sentence."""
+    """Shorten a punctuation mark or the first word of the next sentence if it is longer than `longest` seconds."""
     for before, word in pairwise(words):
         if word.end - word.start > longest:
             if word.word in SENTENCE_ENDS:
@@ -155,7 +156,7 @@ def shorten_at_sentence_ends(words: Sequence[TimedWord], longest: float) -> None
 
 
 def shorten_after_pause(words: Sequence[Word], last_speech: float, median: float) -> None:
-    """Shorten the first two words after a pause, which often begin too early."""
+    """Shorten the first two words after a pause, because their times often begin too early."""
     first, longest = words[0], 2 * median
     second = words[1] if len(words) > 1 else None
     is_long = first.end - first.start > longest or (second is not None and second.end - first.start > 2 * longest)
@@ -179,7 +180,7 @@ def fit(segment: Segment, words: Sequence[Word], median: float) -> None:
 
 
 def merge_punctuation(words: Sequence[TimedWord], prepended: str, appended: str) -> None:
-    """Merge punctuation into the word that it belongs to. The merged words become empty."""
+    """Merge punctuation into the word that it belongs to. The word of a merged mark becomes empty."""
     if not words:
         return
     following = words[-1]

@@ -1,4 +1,4 @@
-"""A speech model of another vocabulary drafts what it hears; it changes no token."""
+"""A speech model of another vocabulary drafts its own transcript; it changes no token."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which words of live speech are final: LocalAgreement-2 (Macháček et al. 2023, arXiv 2307.14743, section 2.1).
+"""Decides which words of live speech are final: LocalAgreement-2 (Macháček et al. 2023, arXiv 2307.14743, section 2.1).
 
-Words that two hypotheses in a row begin with are final. They are compared without case and punctuation, which change
-more often. This module knows neither audio nor models.
+The longest common prefix of two consecutive hypotheses is final. Words are compared without case and punctuation, which
+change more often. This module knows neither audio nor models.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-MIN_REPLACED = 4  # a hypothesis without any of this many final words skips them
+MIN_REPLACED = 4  # a hypothesis that contains none of at least this many final words skips them
 
 
-class HeardWord(NamedTuple):
+class HypothesisWord(NamedTuple):
     """A word of a hypothesis.
 
     text: With its leading space and its punctuation.
     tokens: Its text tokens.
-    from_draft: Whether all of them were accepted draft tokens.
+    from_draft: Whether all its tokens were accepted draft tokens.
     """
 
     text: str
@@ -38,43 +38,43 @@ class Agreement:
 
     Attributes:
         final: The final words.
-        pending: The words of the last hypothesis that follow them.
+        pending: The words of the last hypothesis after the final ones.
         num_final: How many words of the last hypothesis come before `pending`. They may differ from `final`.
     """
 
     def __init__(self) -> None:
-        self.final: list[HeardWord] = []
-        self.pending: list[HeardWord] = []
+        self.final: list[HypothesisWord] = []
+        self.pending: list[HypothesisWord] = []
         self.num_final = 0
         self._keys: list[str] = []  # of the last hypothesis
 
     @property
     def leaves_out(self) -> bool:
-        """Whether the last hypothesis has fewer words than are final."""
+        """Whether the last hypothesis lacks some of the final words at its end."""
         return not self.pending and self.num_final < len(self.final)
 
-    def add(self, words: Sequence[HeardWord]) -> list[HeardWord]:
+    def add(self, words: Sequence[HypothesisWord]) -> list[HypothesisWord]:
         """Replace the hypothesis by the next one, and return the words that become final."""
         final, self._keys = keys_of(self.final), keys_of(words)
         self.num_final = most_similar_prefix(final, self._keys)
         if len(final) >= MIN_REPLACED and not {*final} & {*self._keys[: self.num_final]}:
-            self.num_final = 0  # it skips the final words, rather than corrects each of them
+            self.num_final = 0  # the hypothesis skips the final words and does not correct them
         rest = [*words[self.num_final :]]
         pairs = zip(keys_of(self.pending), keys_of(rest), strict=False)
         num_equal = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
         self.pending = rest
         return self.finish(self.num_final + num_equal)
 
-    def finish(self, num_words: int | None = None) -> list[HeardWord]:
-        """Make the first words of the hypothesis final, by default all, and return the newly final ones."""
+    def finish(self, num_words: int | None = None) -> list[HypothesisWord]:
+        """Make the first `num_words` words of the hypothesis final, by default all. Returns the newly final words."""
         count = len(self.pending) if num_words is None else max(0, num_words - self.num_final)
         new, self.pending = self.pending[:count], self.pending[count:]
         self.final += new
         self.num_final += count
         return new
 
-    def cut(self, num_words: int | None = None) -> list[HeardWord]:
-        """Remove and return the final words that match the first words of the hypothesis, by default all."""
+    def cut(self, num_words: int | None = None) -> list[HypothesisWord]:
+        """Remove and return the final words that match the hypothesis's first `num_words` words, by default all."""
         count = len(self.final)
         if num_words is not None:
             count = most_similar_prefix(self._keys[:num_words], keys_of(self.final))
@@ -82,14 +82,14 @@ class Agreement:
         return cut
 
 
-def keys_of(words: Iterable[HeardWord]) -> list[str]:
+def keys_of(words: Iterable[HypothesisWord]) -> list[str]:
     return [word.key for word in words]
 
 
 def most_similar_prefix(wanted: Sequence[str], words: Sequence[str]) -> int:
     """Return the length of the prefix of `words` with the smallest edit distance to `wanted`; of several, the longest.
 
-    The longest, because a word is more often corrected than dropped, and must not be written twice.
+    The longest is chosen because hypotheses correct words more often than they drop them, and no word may occur twice.
     """
     if wanted == words[: len(wanted)]:
         return len(wanted)

@@ -1,4 +1,4 @@
-"""Speech that arrives in chunks: its samples, and a thread that reads them ahead."""
+"""Reads speech that arrives in chunks: converts chunks to samples, and reads ahead in a thread."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Chunk = bytes | NDArray[np.float32] | NDArray[np.int16]
 def samples_of(chunks: Iterable[Chunk]) -> Generator[Samples]:
     """Yield the samples of chunks, in blocks of at most 10 seconds. An empty chunk yields an empty block.
 
-    chunks: Arrays of samples at 16 kHz, floats from -1 to 1 or integers; or bytes of signed 16-bit little-endian PCM,
-        where a sample may begin in one chunk and end in the next.
+    chunks: Arrays of samples at 16 kHz, floats from -1 to 1 or integers; or bytes of signed 16-bit little-endian PCM.
+        A sample may span two chunks of bytes.
 
     Raises:
-        InputError: A chunk is something else.
+        InputError: A chunk has another type, or its samples cannot be used.
     """
     odd = b""
     for chunk in chunks:
@@ -42,14 +42,14 @@ def samples_of(chunks: Iterable[Chunk]) -> Generator[Samples]:
 
 
 class Arriving:
-    """Iterates over speech while a thread reads it. Each item is all the sound since the last one, joined.
+    """Iterates over speech while a thread reads it. Each item is all the audio that has arrived since the last item.
 
-    An error of the source is raised after the sound before it.
+    An error of the source is raised after the audio before it.
 
     Args:
         chunks: See `samples_of`. They are read in the thread.
-        can_wait: Whether the source can wait while 28 seconds are kept, as a pipe or a file. A microphone cannot: the
-            sound is dropped and counted until there is room again.
+        can_wait: Whether the source, such as a pipe or a file, can wait while the buffer of 28 seconds is full. A
+            microphone cannot wait: chunks that do not fit into the buffer are dropped and counted.
 
     Attributes:
         dropped_samples: How many samples have been dropped.
@@ -64,7 +64,7 @@ class Arriving:
         self._has_ended = False
         self._is_closed = False
         self._changed = Condition()
-        # A daemon, because it may be waiting for a pipe that never ends
+        # A daemon thread, because it may block forever on a pipe
         Thread(target=self._read, args=(chunks,), name="live audio", daemon=True).start()
 
     def __iter__(self) -> Iterator[Samples]:
@@ -83,7 +83,7 @@ class Arriving:
         raise StopIteration
 
     def close(self) -> None:
-        """Drop what has arrived, and let the thread end after its current chunk."""
+        """Discard the buffered audio. The thread ends after its current chunk."""
         with self._changed:
             self._is_closed = self._has_ended = True
             self._size = 0
@@ -95,7 +95,7 @@ class Arriving:
             for samples in samples_of(chunks):
                 if not self._keep(samples):
                     break
-        except BaseException as found:  # such as SystemExit, which would end only this thread
+        except BaseException as found:  # includes SystemExit, which would end only this thread
             error = found
         with self._changed:
             self._error = error
@@ -103,7 +103,7 @@ class Arriving:
             self._changed.notify_all()
 
     def _keep(self, samples: Samples) -> bool:
-        """Add samples, and return whether to read more."""
+        """Add samples to the buffer. Returns whether to continue reading."""
         with self._changed:
             if self._can_wait:
                 self._changed.wait_for(lambda: self._has_room(samples) or self._is_closed)

@@ -48,9 +48,9 @@ class LiveFlags:
 
 
 def require_live_flags(given: Mapping[str, Any]) -> None:
-    """Raise `InputError` for flags without effect on live speech."""
-    kinds = (LiveFlags, ModelFlags, DraftFlags)
-    suitable = {each.name for kind in kinds for each in fields(kind)} | DECODING.keys() - {"num_beams"}
+    """Raise `InputError` for flags that have no effect on live speech."""
+    records = (LiveFlags, ModelFlags, DraftFlags)
+    suitable = {each.name for record in records for each in fields(record)} | DECODING.keys() - {"num_beams"}
     suitable |= {*OPTIONS, "audio_track", "baseline", "stats_json"}
     for name, value in given.items():
         if name not in suitable and value != []:  # [] are the files of a command without any
@@ -66,9 +66,9 @@ def transcribe_live(
     shows_language: bool,
     stats_json: Path | None = None,
 ) -> int:
-    """Print the text until the source ends, or Ctrl-C ends it, and return the exit status.
+    """Print the text until the source ends or the user presses Ctrl-C, and return the exit status.
 
-    options: Those of the transcription.
+    options: The transcription options.
     """
     with config.session(pair) as session:
         note_exactness(session)
@@ -92,7 +92,7 @@ def transcribe_live(
 
 
 class Speech:
-    """The chunks of a source until it ends or fails, or Ctrl-C stops it. All text before that becomes final."""
+    """The chunks of a source until it ends, fails or is stopped by Ctrl-C. All text before that becomes final."""
 
     def __init__(self, chunks: Iterable[Chunk], is_stopped: Callable[[], bool]) -> None:
         self.error: InputError | None = None

@@ -1,4 +1,4 @@
-"""Shows live text: at a terminal, pending text is dimmed and rewritten in place; in a pipe, each change is a line."""
+"""Shows live text: in a terminal, pending text is dim and rewritten in place; in a pipe, each change is a JSON line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class JsonLines:
             print(json.dumps({"final": update.final, "pending": update.pending}), file=self._file, flush=True)
 
     def close(self) -> None:
-        """Lines need no end."""
+        """Do nothing: each line is complete."""
 
 
 class TerminalText:
@@ -58,12 +58,12 @@ class TerminalText:
             self._column = 0
 
     def _replace_pending(self, final: str, pending: str) -> None:
-        """Write new text where the final text ends. There is one write, so that nothing flickers."""
+        """Write new text after the final text, with a single write so that the terminal does not flicker."""
         columns, lines = self._size()
         up = f"\x1b[{self._breaks}A" if self._breaks else ""
         right = f"\x1b[{self._column}C" if self._column else ""
         own, self._column = wrapped(visible(final), self._column, columns)
-        # The cursor could not return to the end of the final text if that left the screen
+        # The cursor cannot return to the end of the final text if that has scrolled off the screen
         rest = wrapped(visible(pending), self._column, columns)[0].split("\n")[:lines]
         self._pending, self._breaks = pending, len(rest) - 1
         shown = "\n".join(rest)
@@ -72,9 +72,9 @@ class TerminalText:
 
 
 def wrapped(text: str, column: int, columns: int) -> tuple[str, int]:
-    """Return a text that begins in a column, with line breaks before words that do not fit, and the column of its end.
+    """Wrap a text that starts at a column. Returns the text with line breaks, and the column at its end.
 
-    The last column stays empty, because terminals differ in where the cursor is after it.
+    The last column stays empty, because terminals differ in where they put the cursor after it.
     """
     width = max(columns - 1, 2)  # a wide character takes two
     written = ""

@@ -1,4 +1,4 @@
-"""A hypothesis: the output for a window of live speech, its words and segments, and its use as the next draft."""
+"""A hypothesis: the output for a window of live speech, with its words and segments. It is the next one's draft."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from ..draft_texts import Transcript, WindowDraft
 from ..segments import FRAMES_PER_POSITION, FRAMES_PER_SECOND
 from ..speech_text import SpeechText
-from .agreement import HeardWord
+from .agreement import HypothesisWord
 
 
 class SegmentEnd(NamedTuple):
-    """Where a segment ends: after how many words and tokens of the hypothesis, and at which frame of the stream."""
+    """The end of a segment: the numbers of words and tokens of the hypothesis up to it, and its frame in the stream."""
 
     num_words: int
     num_tokens: int
@@ -34,7 +34,7 @@ class Hypothesis:
 
     start: int
     tokens: Sequence[int]
-    words: Sequence[HeardWord]
+    words: Sequence[HypothesisWord]
     ends: Sequence[SegmentEnd]
 
     @classmethod
@@ -42,14 +42,14 @@ class Hypothesis:
         cls, start: int, tokens: Sequence[int], from_draft: Sequence[bool], text: SpeechText, language: str
     ) -> Hypothesis:
         """Split an output. from_draft: for each token, whether it is an accepted draft token."""
-        words: list[HeardWord] = []
+        words: list[HypothesisWord] = []
         ends = []
         drafted = iter(from_draft)
         position = 0
         for is_text, run in groupby(tokens, text.audio.is_text):
             own = [*run]
             if is_text:
-                words += heard_words(text.words(own, language), drafted)
+                words += hypothesis_words(text.words(own, language), drafted)
             else:
                 if position:
                     frame = start + (own[0] - text.audio.timestamp_begin) * FRAMES_PER_POSITION
@@ -59,20 +59,20 @@ class Hypothesis:
         return cls(start, tokens, words, ends)
 
     def after(self, num_tokens: int) -> Hypothesis:
-        """Return the rest of the tokens, as a draft. `Agreement` keeps the rest of the words."""
+        """Return the tokens after the first `num_tokens`, as a draft. `Agreement` keeps the words."""
         return Hypothesis(self.start, self.tokens[num_tokens:], (), ())
 
 
-def heard_words(words: Sequence[tuple[str, list[int]]], drafted: Iterator[bool]) -> Iterator[HeardWord]:
+def hypothesis_words(words: Sequence[tuple[str, list[int]]], drafted: Iterator[bool]) -> Iterator[HypothesisWord]:
     for text, tokens in words:
-        yield HeardWord(text, tokens, all([*islice(drafted, len(tokens))]))
+        yield HypothesisWord(text, tokens, all([*islice(drafted, len(tokens))]))
 
 
 class LastHypothesis:
-    """The draft text of the next hypothesis: the last one, with its times.
+    """The last hypothesis, with its times, as the draft text of the next one.
 
     Args:
-        hypothesis: What follows the last cut.
+        hypothesis: The part of the last hypothesis after the last cut.
         text: Encodes and decodes text.
     """
 
@@ -81,5 +81,5 @@ class LastHypothesis:
         self._transcript.update([*hypothesis.tokens, text.audio.end], hypothesis.start / FRAMES_PER_SECOND)
 
     def window(self, tokens: Sequence[int], start: float, has_times: bool) -> WindowDraft:
-        """See `RecordingDraft`. The window starts where the text does."""
+        """See `RecordingDraft`. The window and the text have the same start."""
         return WindowDraft(self._transcript, 0, start if has_times else None)

@@ -1,4 +1,4 @@
-"""The audio of live speech: samples that wait, and the frames of the current window."""
+"""The audio of live speech: samples that have not been processed, and the frames of the current window."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SILENT = 10 ** (-60 / 20)  # -60 dBFS
 class LiveRecording:
     """Live speech. Another thread may call `append` and `finish`; all other methods belong to one thread.
 
-    Samples wait until `hear`, which computes their frames. Frames are numbered from the start of the stream.
+    `process` computes the frames of the samples that have arrived. Frames are numbered from the start of the stream.
 
     num_mel_bins: See `Recording`.
 
     Attributes:
         is_finished: Whether no more samples will arrive.
-        num_heard: How many samples have been heard.
+        num_processed: How many samples have been processed.
     """
 
     def __init__(self, num_mel_bins: Sequence[int]) -> None:
         self.is_finished = False
-        self.num_heard = 0
+        self.num_processed = 0
         self._waiting: deque[Samples] = deque()
         self._num_arrived = 0
         self._bins = num_mel_bins
@@ -48,30 +48,30 @@ class LiveRecording:
 
     @property
     def waiting_seconds(self) -> float:
-        """How much audio has not been heard."""
-        return (self._num_arrived - self.num_heard) / SAMPLE_RATE
+        """The duration of the audio that has not been processed."""
+        return (self._num_arrived - self.num_processed) / SAMPLE_RATE
 
     @property
-    def is_all_heard(self) -> bool:
-        return self.is_finished and self.num_heard == self._num_arrived
+    def is_all_processed(self) -> bool:
+        return self.is_finished and self.num_processed == self._num_arrived
 
     @property
     def num_frames(self) -> int:
-        """The number of frames that have been heard."""
-        return self.num_heard // HOP_SAMPLES
+        """The number of frames that have been computed."""
+        return self.num_processed // HOP_SAMPLES
 
-    def hear(self, last_frame: int) -> bool:
-        """Compute the frames of what has arrived, up to a frame. Returns whether it may contain speech."""
-        samples = self._take(last_frame * HOP_SAMPLES - self.num_heard)
-        self.num_heard += len(samples)
+    def process(self, last_frame: int) -> bool:
+        """Compute the frames up to `last_frame`. Returns whether their audio is loud enough to contain speech."""
+        samples = self._take(last_frame * HOP_SAMPLES - self.num_processed)
+        self.num_processed += len(samples)
         new = [self._frames, self._log_mel.append(samples)]
-        if self.is_all_heard:
+        if self.is_all_processed:
             new.append(self._log_mel.finish())
         self._frames = np.concatenate(new)
         return is_loud(samples)
 
     def _take(self, count: int) -> Samples:
-        """Take up to `count` of the waiting samples."""
+        """Remove and return up to `count` waiting samples."""
         taken = [np.empty(0, np.float32)]
         while count > 0 and self._waiting:
             samples = self._waiting.popleft()
@@ -88,7 +88,7 @@ class LiveRecording:
     def window(self, start: int, count: int, length: int) -> AudioFrames:
         """Return frames that have not been dropped; see `Recording.window`.
 
-        They are scaled by their own largest value, because the largest one of the whole recording is not known yet.
+        They are scaled by their own largest value, because that of the whole recording is not known yet.
         """
         kept = self._frames[start - self._first :][:count]
         frames = np.pad(kept, [(0, count - len(kept)), (0, 0)], constant_values=SILENCE)

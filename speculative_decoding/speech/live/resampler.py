@@ -15,13 +15,13 @@ from ..resampling import FrameResampler
 if TYPE_CHECKING:
     from av import AudioFrame
 
-BLOCK_SAMPLES = SAMPLE_RATE // 10  # returned at a time, because tiny arrays would take more memory
+BLOCK_SAMPLES = SAMPLE_RATE // 10  # per returned array, because many tiny arrays would need more memory
 
 
 class Resampler:
-    """Resamples speech that arrives in pieces. The result does not depend on how it is divided.
+    """Resamples speech that arrives in chunks. The result does not depend on the sizes of the chunks.
 
-    rate: Of the samples that arrive, in Hz. Raises `InputError` if PyAV is not installed.
+    rate: The sample rate of the input, in Hz. Raises `InputError` if PyAV is not installed.
     """
 
     def __init__(self, rate: int) -> None:
@@ -31,7 +31,7 @@ class Resampler:
         self._resampler = FrameResampler(SAMPLE_RATE, BLOCK_SAMPLES)
 
     def append(self, samples: NDArray[np.int16]) -> Samples:
-        """Return the completed samples, (N,) from -1 to 1 at 16 kHz. samples: (N,), at least one."""
+        """Return the completed samples, (M,) from -1 to 1 at 16 kHz. samples: (N,), at least one."""
         import av
 
         frame = av.AudioFrame.from_ndarray(samples[None], "s16", "mono")
@@ -39,7 +39,7 @@ class Resampler:
         return self._resampled(frame)
 
     def finish(self) -> Samples:
-        """Return the rest. Nothing may be appended after it."""
+        """Return the last samples. Nothing may be appended afterwards."""
         return self._resampled(None)
 
     def _resampled(self, frame: AudioFrame | None) -> Samples:

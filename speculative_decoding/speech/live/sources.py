@@ -1,4 +1,4 @@
-"""Where live speech comes from: PCM from standard input, an audio file that plays, or a microphone."""
+"""The sources of live speech: PCM from standard input, an audio file played at a given speed, or a microphone."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 MICROPHONE = "microphone"  # or microphone:DEVICE
 PLAYED_SAMPLES = SAMPLE_RATE // 10
-POLL_SECONDS = 0.1  # how long a pipe without sound delays the end that Ctrl-C asks for
+POLL_SECONDS = 0.1  # how long Ctrl-C may wait for a silent pipe
 READ_BYTES = 1 << 16
 ALSA_FOLDER = "/usr/share/alsa"
 MACOS_PERMISSION = "allow this terminal in System Settings > Privacy & Security > Microphone, and start it again"
-IDLE_SECONDS = 0.01  # between two attempts to read a device that has no sound yet
+IDLE_SECONDS = 0.01  # between two attempts to read from a device that has no data
 
 
 class LiveSource(NamedTuple):
-    """Sound that begins when it is read. Each chunk is sound of at most a few seconds, or nothing while a pipe waits.
+    """A source of audio. Each chunk has at most a few seconds, and is empty while no audio is available.
 
     can_wait: See `Arriving`.
     """
@@ -48,16 +48,16 @@ def open_live(source: str, speed: float | None = None, track: int | None = None)
     track: See `audio_track`.
 
     Raises:
-        InputError: The source cannot be opened, or has no speed or track.
+        InputError: The source cannot be opened, or an option has no effect on it.
     """
-    kind, _, device = source.partition(":")
-    if source == STANDARD_INPUT or kind == MICROPHONE:
+    name, _, device = source.partition(":")
+    if source == STANDARD_INPUT or name == MICROPHONE:
         for option, value in (("live_speed", speed), ("audio_track", track)):
             if value is not None:
                 raise InputError(Message("has no effect with {live} {source}", source=source), option, "leave it out")
     if source == STANDARD_INPUT:
         return LiveSource("standard input", standard_input())
-    if kind == MICROPHONE:
+    if name == MICROPHONE:
         return LiveSource(source, microphone(device), can_wait=False)
     if not os.path.exists(source):
         raise InputError(f"{source}: no such file", "live", f"name an audio file, {MICROPHONE} or {STANDARD_INPUT}")
@@ -77,13 +77,13 @@ def standard_input() -> Iterator[bytes]:
 
 
 def pipe(descriptor: int) -> Iterator[bytes]:
-    """Yield the bytes of standard input as they arrive, and b"" while none do. Raises `InputError`.
+    """Yield the bytes of standard input as they arrive, and b"" while there are none. Raises `InputError`.
 
-    The first bytes are kept until they are enough to tell whether they have the header of a format, whose samples would
-    be noise.
+    The first bytes are held back until they show whether the input is PCM or a file of another format. As PCM, such a
+    file would be noise.
     """
     begin = b""
-    format = None  # not known yet
+    format = None  # None until it is known
     while True:
         chunk = b""
         if select.select([descriptor], [], [], POLL_SECONDS)[0]:
@@ -113,7 +113,7 @@ def played(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Samples]:
-    """Yield a tenth of a second at a time, each when it has been played. now, sleep: replaced in tests."""
+    """Yield blocks of 0.1 seconds, each at the time at which it has been played. now, sleep: replaced in tests."""
     start = now()
     position = 0
     for block in blocks:
@@ -143,7 +143,10 @@ def microphone(device: str = "") -> Iterator[Chunk]:
 
 
 def recorded(device: str, format: str, way_out: str) -> Iterator[Chunk]:
-    """Open a device, and return its sound as mono samples at 16 kHz. format: FFmpeg's name. Raises `InputError`."""
+    """Open a device, and return its audio as mono samples at 16 kHz. Raises `InputError`.
+
+    format: FFmpeg's name of the device's driver.
+    """
     import av
 
     try:
@@ -155,7 +158,7 @@ def recorded(device: str, format: str, way_out: str) -> Iterator[Chunk]:
 
 
 def device_samples(container: InputContainer, name: str) -> Iterator[Chunk]:
-    """Yield the sound of a device, and b"" while none is available. Raises `InputError` if the device fails."""
+    """Yield the audio of a device, and b"" while there is none. Raises `InputError` if the device fails."""
     import av
 
     resampler = FrameResampler(SAMPLE_RATE)
@@ -172,7 +175,7 @@ def device_samples(container: InputContainer, name: str) -> Iterator[Chunk]:
 
 
 def frames(container: InputContainer) -> Iterator[AudioFrame | None]:
-    """Yield the frames of a device, and None where avfoundation reports that there is no sound yet."""
+    """Yield the frames of a device, and None whenever avfoundation has no data yet."""
     while True:
         try:
             yield from container.decode(audio=0)

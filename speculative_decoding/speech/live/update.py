@@ -1,4 +1,4 @@
-"""What changed in the text of live speech."""
+"""The updates of live text."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class LiveUpdate(NamedTuple):
     """The text after a hypothesis.
 
     Args:
-        final: What has become final with this update, with its leading space. All of these, joined, are the transcript.
+        final: The text that this update makes final, with its leading space. The transcript is all of them, joined.
         pending: The rest of the last hypothesis, which may change.
-        seconds: How much audio has been heard.
+        seconds: The duration of the audio so far.
         stats: Counts and times of the hypothesis.
         language: The language of the speech; None if it is not known yet.
         is_last: Whether the input has ended and everything is final.
@@ -50,4 +50,4 @@ class LiveUpdate(NamedTuple):
 
     @property
     def result(self) -> None:
-        """Nothing: unlike a recording, a stream has no result beside its updates."""
+        """Always None: unlike a recording, a stream has no result besides its updates."""

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculative_decoding.speech.live.agreement import Agreement, HeardWord, most_similar_prefix
+from speculative_decoding.speech.live.agreement import Agreement, HypothesisWord, most_similar_prefix
 
 LETTERS = st.lists(st.sampled_from("abc"), max_size=6)
 
 
-def words(text: str) -> list[HeardWord]:
-    return [HeardWord(f" {word}", [0]) for word in text.split()]
+def words(text: str) -> list[HypothesisWord]:
+    return [HypothesisWord(f" {word}", [0]) for word in text.split()]
 
 
-def texts(found: list[HeardWord]) -> str:
+def texts(found: list[HypothesisWord]) -> str:
     return "".join(word.text for word in found)
 
 
@@ -35,7 +35,7 @@ def test_the_longest_common_prefix_of_two_hypotheses_is_final(hypotheses: list[l
     for hypothesis, expected in zip(hypotheses, longest, strict=True):
         if hypothesis[: len(final)] != final:
             return
-        final += [word.text for word in agreement.add([HeardWord(word, [0]) for word in hypothesis])]
+        final += [word.text for word in agreement.add([HypothesisWord(word, [0]) for word in hypothesis])]
         assert final == hypothesis[:expected]
         assert [word.text for word in agreement.pending] == hypothesis[expected:]
 
@@ -44,9 +44,9 @@ def test_the_longest_common_prefix_of_two_hypotheses_is_final(hypotheses: list[l
 @given(st.lists(LETTERS, max_size=6))
 def test_every_word_is_final_or_pending_and_the_end_makes_all_final(hypotheses: list[list[str]]) -> None:
     agreement = Agreement()
-    written: list[HeardWord] = []
+    written: list[HypothesisWord] = []
     for hypothesis in hypotheses:
-        new = agreement.add([HeardWord(word, [0]) for word in hypothesis])
+        new = agreement.add([HypothesisWord(word, [0]) for word in hypothesis])
         written += new
         assert agreement.final == written  # only appended to
         assert [word.text for word in [*new, *agreement.pending]] == hypothesis[agreement.num_final - len(new) :]

@@ -16,12 +16,12 @@ SAMPLES = noise(1, 2.0)
 ALL = 10**9  # a frame after all others
 
 
-def heard(borders: list[int], *, last_frame: int = ALL) -> LiveRecording:
-    """Hear the samples between these borders one after the other."""
+def processed(borders: list[int], *, last_frame: int = ALL) -> LiveRecording:
+    """Process the samples between these borders one after the other."""
     live = LiveRecording([80, 128])
     for start, end in pairwise([0, *borders, len(SAMPLES)]):
         live.append(SAMPLES[start:end])
-        live.hear(last_frame)
+        live.process(last_frame)
     return live
 
 
@@ -30,11 +30,11 @@ def test_frames_equal_those_of_a_recording(borders: list[int]) -> None:
     whole = Recording([80, 128])
     whole.append(SAMPLES)
     whole.finish()
-    live = heard(borders)
+    live = processed(borders)
     live.append(np.empty(0, np.float32))
     live.finish()
-    live.hear(ALL)
-    assert live.is_all_heard and live.num_frames == whole.num_frames == 200
+    live.process(ALL)
+    assert live.is_all_processed and live.num_frames == whole.num_frames == 200
     found, expected = (each.window(0, 200, 240) for each in (live, whole))
     for one, other in zip([found.frames, *found.others], [expected.frames, *expected.others], strict=True):
         assert np.allclose(np.array(one), np.array(other), atol=1e-5)  # sums over other numbers of frames
@@ -44,10 +44,10 @@ def test_each_window_is_scaled_by_its_own_largest_value() -> None:
     quiet = SAMPLES / 1000
     live = LiveRecording([80])
     live.append(np.concatenate([SAMPLES, quiet]))
-    live.hear(ALL)
+    live.process(ALL)
     alone = LiveRecording([80])
     alone.append(quiet)
-    alone.hear(ALL)
+    alone.process(ALL)
     found, expected = np.array(live.window(250, 100, 120).frames), np.array(alone.window(50, 100, 120).frames)
     assert np.allclose(found, expected, atol=1e-4) and not found[100:].any()
     assert found[:100].max() == pytest.approx(
@@ -60,24 +60,24 @@ def test_only_the_frames_and_samples_of_the_window_are_kept() -> None:
     sizes = []
     for second in range(300):
         live.append(noise(second, 1.0))
-        live.hear(ALL)
+        live.process(ALL)
         live.drop_before(max(0, live.num_frames - 500))
         sizes.append(live._frames.nbytes)
     assert live.num_frames == 30_000 and sizes[-1] == max(sizes) == sizes[20]
 
 
-def test_what_is_heard_ends_at_a_frame_and_the_rest_waits() -> None:
+def test_processing_ends_at_a_frame_and_later_samples_wait() -> None:
     live = LiveRecording([80])
     live.append(SAMPLES[:20_000])
     live.append(SAMPLES[20_000:])
-    live.hear(150)
+    live.process(150)
     assert live.num_frames == 150 and live.waiting_seconds == pytest.approx(0.5)
     live.finish()
-    assert not live.is_all_heard
-    live.hear(ALL)
-    assert live.is_all_heard
+    assert not live.is_all_processed
+    live.process(ALL)
+    assert live.is_all_processed
     live.drop_before(100)
-    expected = heard([]).window(100, 95, 100)
+    expected = processed([]).window(100, 95, 100)
     assert np.allclose(np.array(live.window(100, 95, 100).frames), np.array(expected.frames), atol=1e-5)
 
 
@@ -87,4 +87,4 @@ def test_sound_below_60_dbfs_is_silence(level: float, expected: bool) -> None:
     samples = np.zeros(16_000, np.float32)
     samples[5_000:5_800] = level  # 50 ms
     live.append(samples)
-    assert live.hear(ALL) == expected
+    assert live.process(ALL) == expected
