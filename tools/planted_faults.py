@@ -310,8 +310,8 @@ runs/log.py: records after damage are kept | unit/runs/test_log.py
 +             if record is None:
 +                 continue
 runs/log.py: settings may reach the disk after records | unit/runs/test_log.py
-- self._write(self._kind.header(self.settings).encode(), sync=True)
-+ self._write(self._kind.header(self.settings).encode(), sync=False)
+- self._write(self._format.header(self.settings).encode(), sync=True)
++ self._write(self._format.header(self.settings).encode(), sync=False)
 runs/log.py: another version's records are continued | unit/runs/test_log.py
 - if header.get("version") != self.version:
 + if "version" not in header:
@@ -676,7 +676,7 @@ server/connections.py: an upgraded connection counts forever | server/test_socke
 - partial(LimitedSocket, socket_limits, self._release)
 + partial(LimitedSocket, socket_limits, lambda: None)
 server/connections.py: the time limit of headers ends a WebSocket | server/test_sockets.py
-- self._stop_timer()  # a WebSocket has replaced it
+- self._stop_timer()  # a WebSocket has replaced this connection
 + self._start_timer()
 server/connections.py: WebSockets do not count among all connections | server/test_sockets.py
 - for each in self.connections if each is not self and not each.transport.is_closing()]
@@ -700,10 +700,10 @@ server/sockets.py: empty fragments have no limit | server/test_sockets.py
 - if len(self.frames) < MAX_FRAGMENTS:
 + if True:
 server/realtime.py: a client that waits for its text counts as silent | server/test_realtime.py
-- if self._num_unread or self._session.owes_text:
+- if self._num_unread or self._session.has_pending_text:
 + if self._num_unread:
 server/realtime.py: a socket without messages stays open | server/test_realtime.py
-- if self._num_unread or self._session.owes_text:
+- if self._num_unread or self._session.has_pending_text:
 + if True:
 server/service.py: speech that waits for its turn is lost when the grace period ends | server/test_realtime.py
 - if self._failure is not None:
@@ -776,7 +776,7 @@ server/texts.py: a slow round of texts follows each round of other prompts | ser
 - if self._clock() - started >= self._seconds:
 + if True:
 server/texts.py: caches of cancelled prompts are kept | server/test_texts.py
--             if engine.is_idle:  # perhaps because its prompts were cancelled
+-             if engine.is_idle:  # all its prompts have finished or were cancelled
 +             if False:
 server/texts.py: many long prompts are encoded together | server/test_texts.py
 - if to_encode < ENCODED else 0
@@ -794,8 +794,8 @@ server/completion_format.py: clients see rejected tokens of the server's draft t
 -         TEXT: not has_own_texts(prompt, session),
 +         TEXT: False,
 jobs/command.py: records have draft counts that depend on earlier lines | jobs/test_batch_command.py
-- and not config.options.follows_texts,
-+ and not config.options.looks_up_ngrams,
+- and not options.follows_texts
++ and not options.looks_up_ngrams
 
 training/outputs.py: a resumed run loses the outputs of earlier runs | training/test_outputs.py
 -         deque(log.records(partial(parse_output, vocab_size=vocab_size)), maxlen=0)  # they are kept

@@ -1,6 +1,6 @@
-"""Jobs over files: line n of the output is the record of line n of the input.
+"""Jobs decode files: line n of the output is the record of line n of the input.
 
-An interrupted job can therefore continue after the records that it has already written.
+An interrupted job can therefore continue after the last record that it wrote.
 """
 
 from ..cli.lines import InputLine, read_lines

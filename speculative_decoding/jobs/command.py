@@ -1,11 +1,11 @@
-"""`batch`: decodes a file of prompts into a file of records."""
+"""The `batch` command: decodes a file of prompts into a file of records."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +32,7 @@ from ..cli.runner import settle_exactness, summary_notes
 from ..cli.start import start
 from ..engine import DEFAULT_SLOTS, QUEUE_PER_SLOT
 from ..errors import InputError, Message
+from ..loading.pair import ModelPair
 from ..rows.scheduling import Progress, Scheduler
 from ..runs.places import NamedFile
 from ..sampling import GenerationOptions
@@ -55,8 +56,8 @@ INPUT_FORMAT = "format of the lines (default: by the file name, else jsonl if th
 MAX_MEMORY = "memory limit; use fewer slots to stay below it"
 OUTPUT = "file for the results, one JSON object per input line, in input order (default: standard output)"
 PARALLEL = (
-    "with several processes, started by mlx.launch: tensor splits the target across them; data loads it in each, and "
-    "splits the lines (default: data)"
+    "with several processes, started by mlx.launch: tensor splits the target among them; data loads the whole target "
+    "in each of them, and splits the lines (default: data)"
 )
 RowScheduler = Scheduler[tuple[int, Any], Progress]
 
@@ -102,7 +103,7 @@ def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding
 
 
 def batch(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:
-    """Decode the file and return the exit status: 1 if some lines were errors."""
+    """Decode the file, and return the exit status: 1 if there were errors in some lines."""
     given = vars(chosen)
     flags = flags_from(BatchFlags, chosen)
     files = [NamedFile("input", flags.input)]
@@ -116,7 +117,7 @@ def batch(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
 
 
 def shares_lines(chosen: argparse.Namespace, processes: ProcessGroup | None) -> bool:
-    """Return whether several processes split the lines rather than the target. Raises `InputError` for wrong flags."""
+    """Return whether several processes share the lines instead of the target. Raises `InputError` for wrong flags."""
     share = flags_from(BatchFlags, chosen).parallel
     if processes is None:
         if share is not None:
@@ -133,7 +134,7 @@ def shares_lines(chosen: argparse.Namespace, processes: ProcessGroup | None) -> 
 
 
 def follow(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
-    """Do a rank's share of the work that rank 0 sends, and return the exit status."""
+    """Run the loop of a rank above 0, which receives its work from rank 0, and return the exit status."""
     if not shares_lines(chosen, processes):
         from ..distributed.command import serve_shard
 
@@ -148,7 +149,7 @@ def follow(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
 
 
 def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | None = None) -> int:
-    """Decode the file and return the exit status.
+    """Decode the file, and return the exit status.
 
     processes: The processes that share the lines; None if the lines are not shared.
     """
@@ -157,34 +158,20 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
         file = stack.enter_context(open_input(files.input))
         is_utf16 = file.peek()[:2] in ENCODINGS
         size = None if is_utf16 else os.fstat(file.fileno()).st_size or None  # progress counts UTF-8 bytes
-        pair = config.open()
-        if pair.target.model.audio is not None:
-            require_recordings(config.options, files, processes)
-        else:
-            config = config.with_memory(pair)
-        say(config.describe(drafts_text=pair.drafts_text))
+        config, pair = open_models(config, files, processes)
         file_format = files.input_format or choose_format(files.input, file.peek())
-        if config.options.draft_tokens == 0:  # for example with --num-draft 0; a line cannot turn drafting on
-            config = replace(config, options=config.options.with_values(drafter="none"))
         settings = config.output_settings(pair) | {"input_format": file_format}
-
         lines = read_lines(file)
         output = None
         if files.output is not None:
-            output = stack.enter_context(
-                ResumableOutput.open(files.output, settings, resume=files.resume, force=files.force)
-            )
-            lines = output.remaining(lines, files.input)
-            totals.lines = output.lines
-            totals.errors, totals.first_errors = output.errors, output.first_errors
-            if totals.lines:
-                say(f"resuming {files.output} after line {totals.lines}")
-
+            opened = ResumableOutput.open(files.output, settings, resume=files.resume, force=files.force)
+            output = stack.enter_context(opened)
+            lines = resume(output, lines, files, totals)
         if totals.lines and processes is None:  # with several processes, the other ranks wait until the job ends
             first = next(lines, None)
-            if first is None:  # nothing is left to decode, so no model is needed
+            if first is None:  # all lines have records, so no model is needed
                 assert output is not None
-                output.begin()  # cuts off what is not a record
+                output.begin()  # truncates the file after the last record
                 return finish(totals, config, pair.folders | settings, files)
             lines = chain([first], lines)
 
@@ -202,16 +189,12 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
             write_to_stdout if output is None else output.write,
             slots=slots,
             row=row,
-            # Draft counts are reproducible only if the drafts of a row do not depend on earlier rows, or on the rows
-            # beside it: a draft model of another vocabulary writes the texts of all rows together.
-            with_draft_counts=isinstance(config.options.num_draft_tokens, int)
-            and not pair.drafts_text
-            and not config.options.follows_texts,
+            with_draft_counts=has_reproducible_counts(config.options, pair),
             totals=totals,
         )
         try:
             if output is not None:
-                output.begin()  # fails, if it does, before anything is decoded
+                output.begin()  # reports an unwritable file before anything is decoded
             run_with_progress(job, size, files)
         except KeyboardInterrupt:
             way_out = "" if files.output is None else "; run the same command with --resume to continue"
@@ -221,8 +204,42 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
     return finish(totals, config, pair.folders | settings, files)
 
 
+def open_models(config: RunConfig, files: BatchFlags, processes: ProcessGroup | None) -> tuple[RunConfig, ModelPair]:
+    """Open and describe the models. Returns them with the complete configuration. Raises `InputError`."""
+    pair = config.open()
+    if pair.target.model.audio is not None:
+        require_recordings(config.options, files, processes)
+    else:
+        config = config.with_memory(pair)
+    say(config.describe(drafts_text=pair.drafts_text))
+    if config.options.draft_tokens == 0:  # for example with --num-draft 0; a line cannot turn drafting on
+        config = replace(config, options=config.options.with_values(drafter="none"))
+    return config, pair
+
+
+def resume(
+    output: ResumableOutput, lines: Iterator[InputLine], files: BatchFlags, totals: JobTotals
+) -> Iterator[InputLine]:
+    """Return the lines without a record, and add the existing records to the totals. Raises `InputError`."""
+    lines = output.remaining(lines, files.input)
+    totals.lines = output.lines
+    totals.errors, totals.first_errors = output.errors, output.first_errors
+    if totals.lines:
+        say(f"resuming {files.output} after line {totals.lines}")
+    return lines
+
+
+def has_reproducible_counts(options: GenerationOptions, pair: ModelPair) -> bool:
+    """Return whether the drafts of a row are independent of earlier rows and of the other rows in its batch.
+
+    A draft model with another vocabulary writes the texts of all rows in one batch.
+    """
+    is_fixed = isinstance(options.num_draft_tokens, int)
+    return is_fixed and not pair.drafts_text and not options.follows_texts
+
+
 def finish(totals: JobTotals, config: RunConfig, settings: Mapping[str, Any], files: BatchFlags) -> int:
-    """Print a summary, write the statistics, and return the exit status."""
+    """Print a summary, write the statistics file, and return the exit status."""
     say(job_summary(totals, config.options))
     if files.stats_json is not None:
         write_stats(files.stats_json, dict(settings) | {"slots": files.slots} | totals.as_dict())
@@ -230,7 +247,7 @@ def finish(totals: JobTotals, config: RunConfig, settings: Mapping[str, Any], fi
 
 
 def parse_prompt(prefix: str, file_format: str, options: GenerationOptions, line: InputLine) -> ParsedLine:
-    """Parse a line, and put the prefix before its prompt. The record has the prompt without the prefix."""
+    """Parse a line, and add the prefix to its prompt. The record contains the prompt without the prefix."""
     parsed = parse_line(line, file_format, options)
     if not prefix or parsed.fields is None or "prompt" not in parsed.fields:
         return parsed
@@ -238,7 +255,7 @@ def parse_prompt(prefix: str, file_format: str, options: GenerationOptions, line
 
 
 def row_scheduler(session: Session, files: BatchFlags) -> tuple[RowScheduler, Callable[[Mapping[str, Any]], Any]]:
-    """Return a scheduler for prompts or recordings, and a function that returns its row for the fields of a line."""
+    """Return a scheduler for prompts or recordings, and a function that converts the fields of a line to its item."""
     if session.model.audio is None:
         return session.prompt_scheduler(files.slots, files.max_memory), lambda fields: fields
     require_subpackage("speech", "input")
@@ -253,7 +270,7 @@ def row_scheduler(session: Session, files: BatchFlags) -> tuple[RowScheduler, Ca
 def require_recordings(options: GenerationOptions, files: BatchFlags, processes: ProcessGroup | None) -> None:
     """Raise `InputError` for flags that have no effect on a job with recordings."""
     if processes is not None:
-        raise InputError("recordings are transcribed by one process", "input", "start it without mlx.launch")
+        raise InputError("recordings are transcribed by one process", "input", "start the job without mlx.launch")
     if files.max_memory is not None:
         raise InputError("has no effect on recordings", "max_memory", Message("lower {slots}"))
     if files.prefix:
@@ -290,7 +307,7 @@ def open_input(name: str) -> BufferedReader:
 
 
 def job_summary(totals: JobTotals, options: GenerationOptions) -> str:
-    """Summarize a finished job."""
+    """Return the summary of a finished job."""
     stats = totals.stats
     errors = ""
     if totals.errors:

@@ -1,4 +1,4 @@
-"""The fields of a job's lines and of their records. Other fields of a line are copied to its record."""
+"""Defines the fields of input lines and of records. All other fields of a line are copied to its record."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..errors import InputError, Message, UnknownOption, similar_names
 from ..sampling.options import MAX_DRAFT_TOKENS, OTHER_NAMES, listed, meant_options, option_specs
 from ..sampling.values import Int, Text, Value
 
-# Options that a line may set. All prompts of a job share the decoder prefix, and records have no logprobs. An adaptive
-# draft length would make a record depend on the lines before it, so a line may only set a fixed number.
+# Options that a line may set. All prompts of a job share the decoder prefix, and records contain no logprobs. With an
+# adaptive draft length, a record would depend on earlier lines, so a line may set only a fixed length.
 LINE_OPTIONS: dict[str, Value] = {
     name: spec.type
     for name, spec in option_specs().items()
@@ -37,17 +37,17 @@ RECORD_FIELDS = {
     *DRAFT_COUNTS,
     INPUT_HASH,
 }
-MISSPELT = 0.87  # similarity of a name with two of eight letters swapped; "drafted" and "drafter" have 0.86
+MISSPELT = 0.87  # similarity of eight-letter names with two letters swapped; "drafted" and "drafter" have 0.86
 
 
 @dataclass(frozen=True)
 class LineFields:
-    """The fields of one type of line.
+    """The fields of one type of line: a line with a prompt, or a line with a recording.
 
     Args:
-        own: The fields that such a line may have: its input and options.
-        record: The fields that its record has.
-        similar: Maps the `similarity_key` of a name that looks like an option to the right options.
+        own: The fields that are read: the input and the options.
+        record: The fields of the record.
+        similar: Maps the `similarity_key` of a name that resembles an option to the correct options.
     """
 
     own: Collection[str]
@@ -55,12 +55,12 @@ class LineFields:
     similar: Mapping[str, tuple[str, ...]]
 
     def carried(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields to copy to the record: all fields except those in `own` and `record`."""
+        """Return the fields to copy to the record: all fields that are neither in `own` nor in `record`."""
         reserved = {*self.own, *self.record}
         return {name: value for name, value in given.items() if name not in reserved and is_json_value([name, value])}
 
     def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the `own` fields. Raises `InputError` for a name in `record`, or a name that looks like an option."""
+        """Return the `own` fields. Raises `InputError` for a name in `record`, or a name that resembles an option."""
         for name, value in given.items():
             if not is_json_value([name, value]):
                 raise InputError("is not valid JSON (a lone surrogate, NaN or Infinity)", ascii(name))
@@ -72,7 +72,7 @@ class LineFields:
         return {name: value for name, value in given.items() if name in self.own}
 
     def _refuse_similar(self, name: str) -> None:
-        """Raise `InputError` if the name of a user's field looks like an option."""
+        """Raise `InputError` if the name of a user's field resembles an option."""
         options = self._meant_options(name)
         if options in [(each,) for each in JOB_OPTIONS]:
             raise InputError("is an option of all lines", name, "give it on the command line, or rename the field")
@@ -82,7 +82,7 @@ class LineFields:
             raise UnknownOption("unknown option", name, way_out)
 
     def _meant_options(self, name: str) -> tuple[str, ...] | None:
-        """Return the options to use instead of a name that looks like an option. Tolerates a typo in a long name."""
+        """Return the options that a name resembles, or None. Tolerates a typo in a long name."""
         key = similarity_key(name)
         if key in self.similar:
             return self.similar[key]
@@ -92,12 +92,12 @@ class LineFields:
 
 
 def input_hash(line: InputLine) -> str:
-    """Return the value of `INPUT_HASH` in the record of a line."""
+    """Return the value of the `INPUT_HASH` field for a line."""
     return line.digest.hex()[:16]
 
 
 def similarity_key(name: str) -> str:
-    """Return the same key for names that differ only in case, separators or a plural s: maxTokens and max-token."""
+    """Return the same key for names that differ only in case, separators or a plural s, as maxTokens and max-token."""
     return name.lower().replace("-", "").replace("_", "").removesuffix("s")
 
 

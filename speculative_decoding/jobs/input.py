@@ -1,4 +1,4 @@
-"""Parses the lines of a job. Knows nothing about models or output."""
+"""Parses the input lines of a job. Independent of models and of the output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INPUT_FORMATS = ("text", "jsonl")
 
 
 def choose_format(name: str, start: bytes) -> str:
-    """Return one of `INPUT_FORMATS`, based on the suffix, or else on whether the first line starts with a brace.
+    """Return one of `INPUT_FORMATS`: by suffix or, if the suffix is unknown, by whether the first line starts with {.
 
     start: The first bytes of the input.
     """
@@ -39,13 +39,13 @@ def choose_format(name: str, start: bytes) -> str:
 
 @dataclass(frozen=True)
 class ParsedLine:
-    """A parsed line. It has fields, or an error, or neither if it is blank."""
+    """A parsed line. It has `fields` or an `error`; a blank line has neither."""
 
     line: InputLine
-    fields: Mapping[str, Any] | None = None  # the prompt or the recording, and its options
-    prompt: str | None = None  # as the line gives it; None for an error, a blank prompt or a recording
-    seed: int | None = None  # set if the line is sampled
-    carried: Mapping[str, Any] = field(default_factory=dict)  # the user's own fields, copied to the record
+    fields: Mapping[str, Any] | None = None  # the prompt or recording, and its options
+    prompt: str | None = None  # without the job's prefix; None for an error, a blank prompt or a recording
+    seed: int | None = None  # None if the line is decoded greedily
+    carried: Mapping[str, Any] = field(default_factory=dict)  # the user's fields, copied to the record
     error: str | None = None
 
 
@@ -55,7 +55,7 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
     Args:
         line: The line.
         format: One of `INPUT_FORMATS`.
-        options: Options of the job. A line may override them.
+        options: The options of the job, which a line may override.
     """
     given: dict[str, Any] = {}
     names = PROMPT
@@ -82,7 +82,7 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
 
 
 def missing_prompt(given: Mapping[str, Any]) -> InputError:
-    """Return the error for a line without a prompt, which may have it in another field."""
+    """Return the error for a line without a prompt. If the line has one text field, suggest to rename it."""
     texts = [name for name, value in given.items() if isinstance(value, str) and name not in PROMPT_FIELDS]
     way_out = 'give the line a "prompt", or an "audio" for a speech model'
     if len(texts) == 1:
@@ -92,7 +92,7 @@ def missing_prompt(given: Mapping[str, Any]) -> InputError:
 
 
 def check_prompt(fields: Mapping[str, Any], options: GenerationOptions) -> None:
-    """Raise `InputError` for a prompt that is no text, or an option with a wrong value or without effect."""
+    """Raise `InputError` for a prompt that is not text, or an option with an invalid value or without effect."""
     for name, value in fields.items():
         try:
             PROMPT_FIELDS[name].accept(value)

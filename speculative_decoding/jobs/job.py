@@ -1,4 +1,4 @@
-"""Decodes lines into records, in the same order and in bounded memory. Knows nothing about models, files or screens."""
+"""Decodes lines into records, in the same order and in bounded memory. Independent of models and files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .fields import DRAFT_COUNTS, INPUT_HASH, input_hash
 from .input import ParsedLine
 
 MAX_SHOWN = 5  # errors whose lines the summary names
-WINDOW_BYTES = 2**26  # of lines that wait for an earlier one
+WINDOW_BYTES = 2**26  # maximum size of the lines that are read ahead
 
 
 @dataclass
 class JobTotals:
-    """The totals of a job so far. Times are wall-clock seconds.
+    """The current totals of a job. Times are wall-clock seconds.
 
     `lines`, `errors`, `first_errors` and `input_bytes` include earlier runs of a resumed job. All other fields cover
     this run only.
@@ -29,7 +29,7 @@ class JobTotals:
 
     lines: int = 0
     errors: int = 0
-    first_errors: dict[int, str] = field(default_factory=dict)  # the first errors, by the number of their line
+    first_errors: dict[int, str] = field(default_factory=dict)  # line number -> error message
     input_bytes: int = 0  # size of the finished lines
     rows: int = 0  # decoded lines
     seconds: float = 0.0
@@ -68,11 +68,11 @@ class JobTotals:
 
     @property
     def _overlap_factor(self) -> float:
-        """The ratio of the job's time to the summed times of its rows, which overlap when they share a batch."""
+        """The ratio of the job's duration to the total time of its rows. Rows in the same batch overlap in time."""
         return min(1.0, ratio(self.seconds, self.stats.encode_seconds + self.stats.decode_seconds))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the totals for JSON. `iterations` counts the rounds of each row, although rows share passes."""
+        """Return the totals for JSON. `iterations` is the sum of the rows' rounds, although rows share passes."""
         per_row = ("time_to_first_token", "total_variation", "generation_tps")
         totals = {name: value for name, value in self.stats.as_dict().items() if name not in per_row}
         counts = ("lines", "errors", "rows", "cut")
@@ -83,7 +83,7 @@ class JobTotals:
 
 
 def add_error(first: dict[int, str], number: int, error: object) -> dict[int, str]:
-    """Return the first errors of a job with another one, of which at most `MAX_SHOWN` are kept."""
+    """Return the first errors of a job after another error, at most `MAX_SHOWN`."""
     return first if len(first) == MAX_SHOWN else {**first, number: str(error)}
 
 
@@ -99,11 +99,11 @@ class Job:
         lines: The remaining lines; the first is number `totals.lines + 1`.
         parse: Parses a line into its prompt and options.
         scheduler: Decodes numbered rows.
-        write: Receives each record, in the order of the lines.
-        slots: How many rows the scheduler decodes at once.
-        row: Returns the scheduler's row for the fields of a line: "prompt" or "audio", and options.
-        with_draft_counts: Whether records contain draft counts. Set it only if the counts are the same in each run.
-        totals: Totals of earlier runs, updated in place.
+        write: Writes a record. Called in the order of the lines.
+        slots: How many rows the scheduler decodes together.
+        row: Converts the fields of a line ("prompt" or "audio", and options) to an item of the scheduler.
+        with_draft_counts: Whether records contain draft counts. Set it only if all runs would give the same counts.
+        totals: The totals of earlier runs, updated in place.
     """
 
     lines: Iterable[InputLine]
@@ -117,7 +117,7 @@ class Job:
     totals: JobTotals = field(default_factory=JobTotals)
 
     def run(self) -> Iterator[JobTotals]:
-        """Run the job. Yields the totals after each record, as the same object each time."""
+        """Run the job. Yields the same `JobTotals` object after each record."""
         started = time.perf_counter()
         window = Window[ParsedLine](self.slots, lambda parsed: len(parsed.line.content or b""), WINDOW_BYTES)
         for parsed, answer in decode_in_order(self.scheduler, map(self.parse, self.lines), self._submit, window):
@@ -132,7 +132,7 @@ class Job:
         return self.scheduler.submit((number, self.row(parsed.fields)))
 
     def _write(self, parsed: ParsedLine, answer: BatchResult[Any]) -> None:
-        """Write the record of the next line, and add it to the totals."""
+        """Write the record of the next line, and update the totals."""
         line, totals = parsed.line, self.totals
         if answer.result is not None:
             totals.add(answer.result)
@@ -145,9 +145,9 @@ class Job:
 
 
 def record(parsed: ParsedLine, result: Any, error: str | None, with_draft_counts: bool = True) -> bytes:
-    """Return the record of a line. It depends only on the line and its output, so it contains no times.
+    """Return the record of a line. A record depends only on the line and its output, so it contains no durations.
 
-    result: a `GenerationResult` or a `Transcription`; None for an error or a blank prompt.
+    result: A `GenerationResult` or a `Transcription`; None for an error or a blank prompt.
     """
     fields: dict[str, Any] = {"line": parsed.line.number, **parsed.carried}
     counts: tuple[str, ...] = ()

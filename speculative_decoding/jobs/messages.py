@@ -1,4 +1,4 @@
-"""Parses the results of rows, which one rank sends to another as JSON."""
+"""Parses the results of rows, which ranks send to rank 0 as JSON."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The output of a job, which is also its log (`runs/log.py`): it shows which lines of the input are finished.
+"""The output file of a job, which is also its log (`runs/log.py`) of finished input lines.
 
-Each record has the number and a hash of its input line. A second file, OUTPUT.job, holds the settings. It is on disk
-before the first record, and does not change afterwards. A line that is not a record, and that no interruption can have
-left, was changed by someone: then the output is refused.
+Each record contains the number and a hash of its input line. A second file, OUTPUT.job, contains the settings. It is
+written to disk before the first record, and does not change afterwards. An output is refused if someone has edited it:
+if it has a line that is neither a record nor the result of an interruption.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ cannot_resume = partial(LOG_FORMAT.refusal, option="resume")
 
 
 class ResumableOutput:
-    """An output file. `open` it, skip the lines that have a record with `remaining`, `begin`, and `write` the others.
+    """An output file. Call `open`, `remaining` to skip the lines that have a record, `begin`, and `write` for the rest.
 
     Attributes:
-        log: The file, with everything that it depends on.
+        log: The log, with the settings that the output depends on.
         lines: The number of records.
-        errors: How many records of earlier runs are errors.
-        first_errors: The first of these, by the number of their line.
+        errors: The number of errors among the records of earlier runs.
+        first_errors: The first of these errors, by line number.
     """
 
     def __init__(self, log: Log) -> None:
@@ -48,14 +48,16 @@ class ResumableOutput:
     def open(
         path: Path, settings: Mapping[str, Any], *, resume: bool = False, force: bool = False
     ) -> Iterator[ResumableOutput]:
-        """Lock an output file, or create it. Nothing else is changed yet.
+        """Lock an output file, and create it if it does not exist. Its content does not change before `begin`.
 
         Args:
-            path: The file. If it has records, they are continued or replaced.
-            settings: Everything that the output depends on, as JSON values.
+            path: The file.
+            settings: All settings that the output depends on, as JSON values.
+            resume: Whether to continue after existing records.
+            force: Whether to replace existing records.
 
         Raises:
-            InputError: The file is in use, cannot be written, exists, or cannot be resumed with these settings.
+            InputError: The file is locked, cannot be written, exists, or cannot be resumed with these settings.
         """
         require_file(path, "output")
         with Log.open(path, LOG_FORMAT) as log:
@@ -73,9 +75,9 @@ class ResumableOutput:
             yield ResumableOutput(log)
 
     def remaining(self, lines: Iterator[InputLine], name: str) -> Iterator[InputLine]:
-        """Skip the lines that have a record. Raises `InputError` if these lines or records have changed.
+        """Skip the lines that have a record. Raises `InputError` if any of these lines or records has changed.
 
-        name: what error messages call the input.
+        name: The name of the input in error messages.
         """
 
         def parse(record: bytes) -> dict[str, Any] | None:
@@ -101,11 +103,11 @@ class ResumableOutput:
         return lines
 
     def begin(self) -> None:
-        """Cut off everything after the last record, and put the settings of a new output on disk."""
+        """Truncate the file after the last record, and write the settings of a new output to disk."""
         path = settings_path(self.log.path)
         with LOG_FORMAT.writing(path, is_new=self.log.is_new):
             if self.log.is_new and self.log.path.stat().st_size:
-                # Nothing is lost if this fails. Afterwards, the old records cannot be resumed with the new settings.
+                # If this fails, nothing is lost. Once it succeeds, no run can combine old records and new settings.
                 atomic_write(path, LOG_FORMAT.header(None))
             self.log.begin()
             if self.log.is_new:
@@ -113,13 +115,13 @@ class ResumableOutput:
                 atomic_write(path, LOG_FORMAT.header(self.log.settings))
 
     def write(self, record: bytes) -> None:
-        """Append the record of the next line. It ends with a newline."""
+        """Append the record of the next line, including its newline."""
         self.log.append(record)
         self.lines += 1
 
 
 def is_damage(line: bytes, number: int) -> bool:
-    """Return whether an interruption can have left this line: the beginning of a record, or bytes that are not text."""
+    """Return whether an interruption can have left this line: it is incomplete, not UTF-8, or contains a zero byte."""
     start = b'{"line": %d, ' % number
     is_torn = not line.endswith(b"\n") and line[: len(start)] == start[: len(line)]
     try:
@@ -129,7 +131,7 @@ def is_damage(line: bytes, number: int) -> bool:
 
 
 def parse_record(line: bytes, number: int) -> dict[str, Any] | None:
-    """Return the fields of the record with this number, or None if the line is something else."""
+    """Return the fields of a record, or None if the line is not the record with this number."""
     fields = parse_line(line)
     is_record = isinstance(fields, dict) and fields.get("line") == number and INPUT_HASH in fields
     return fields if is_record else None
@@ -140,7 +142,7 @@ def settings_path(output: Path) -> Path:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return the version and the settings that a job has written to a file; nothing if no job has."""
+    """Return the version and settings in a settings file, or an empty dict if it was not written by a job."""
     with suppress(InputError, OSError):
         header = read_json_object(path)
         if is_header(header):

@@ -1,6 +1,6 @@
-"""Lines with recordings: their fields, their transcription and their records.
+"""Checks and transcribes lines with recordings, and creates their records.
 
-This module is imported only for a line with "audio" or for a speech model.
+This module is imported only if a line has "audio" or the model is a speech model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RECORDING = LineFields(
 
 
 def check_recording(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the fields of a line with a recording. The options are as in `Session.transcribe`. Raises `InputError`."""
+    """Check the fields of a line with a recording; its options are those of `transcribe`. Raises `InputError`."""
     validate("audio", Text(), given["audio"])
     fields = RECORDING.check(given)
     own = {name: value for name, value in fields.items() if name != "audio"}
@@ -42,19 +42,19 @@ def check_recording(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def opener(scheduler: Scheduler, folder: Path, fields: Mapping[str, Any]) -> Callable[[], Task]:
-    """Return a function that opens the recording of a line. folder: where relative paths start."""
+    """Return a function that opens the recording of a line. folder: The base of relative paths."""
     found = {**fields, "audio": folder / fields["audio"]} if "audio" in fields else fields
     return partial(scheduler.open, found)
 
 
 def transcript_fields(result: Transcription) -> dict[str, Any]:
-    """Return the fields of a recording's record, except for counts."""
+    """Return the fields of a transcript's record, without the counts."""
     segments = [segment_fields(each) for each in result.segments]
     return {"text": result.text, "language": result.language, "seconds": result.seconds, "segments": segments}
 
 
 def segment_fields(segment: Segment) -> dict[str, Any]:
-    """Return the text and times. Probabilities are left out, because their last digits depend on other rows."""
+    """Return the text and times of a segment. Probabilities are omitted: their last digits depend on the other rows."""
     words = [{"word": word.word, "start": word.start, "end": word.end} for word in segment.words or ()]
     fields = {"start": segment.start, "end": segment.end, "text": segment.text}
     return fields | ({"words": words} if words else {})

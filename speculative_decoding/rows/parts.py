@@ -1,4 +1,4 @@
-"""Decodes texts and files part by part: many parts together, but with results in order and in bounded memory."""
+"""Decodes the parts of texts and files in batches, and returns their results in order and in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from .scheduling import BatchResult, Progress, Scheduler, drive, finished
 
 Part = TypeVar("Part")
 
-MIN_WINDOW = 256  # parts that are read ahead, at least
+MIN_WINDOW = 256  # minimum number of parts to read ahead
 WINDOW_PER_SLOT = 64
 
 
 class Output(NamedTuple):
-    """The output for a prompt. error: the reason if there is no output."""
+    """The output for a prompt. error: Why there is no output, or None."""
 
     text: str
     finish_reason: str = "stop"
     error: Exception | str | None = None
 
 
-Steps = Generator[list[str], list[Output], Any]  # yields prompts, is sent their outputs, and returns the result
+Steps = Generator[list[str], list[Output], Any]  # yields prompts, receives their outputs, and returns a result
 
 
 class Window(Generic[Part]):
-    """Parts that were read, and results that wait for an earlier part. Parts finish in any order.
+    """Reorders results: parts finish in any order, and each result is held until all earlier parts have finished.
 
-    If a whole window waits for one slow part, no more parts are read, so memory does not grow with their number.
+    The window has a limited capacity. While one slow part delays a full window, no further parts are read.
 
     Args:
         slots: How many prompts are decoded together.
         size: Returns the size of a part.
-        largest: The size of all parts in the window, after which no more are read.
+        largest: The total size of the parts from which on the window is full.
     """
 
     def __init__(self, slots: int = 1, size: Callable[[Part], int] = lambda part: 0, largest: int = 1) -> None:
@@ -55,13 +55,13 @@ class Window(Generic[Part]):
         return len(self._parts) < self._most and self._free > 0
 
     def add(self, part: Part) -> int:
-        """Add the next part. Returns its number."""
+        """Add the next part, and return its number."""
         self._free -= self._size(part)
         self._parts.append((next(self._number), part))
         return self._parts[-1][0]
 
     def receive(self, progress: Progress) -> Iterator[tuple[Part, BatchResult[Any]]]:
-        """Take the progress of a part. Yields the next parts whose results are known, in order."""
+        """Record the progress of a part. Yields, in order, each part that is now finished, with its result."""
         self._results |= {each.index: each for each in finished([progress])}
         while self._parts and self._parts[0][0] in self._results:
             number, part = self._parts.popleft()
@@ -75,9 +75,9 @@ def decode_in_order(
     submit: Callable[[int, Part], Iterable[Progress]],
     window: Window[Part],
 ) -> Iterator[tuple[Part, BatchResult[Any]]]:
-    """Decode parts, and yield each with its result, in order, as soon as it is known.
+    """Decode parts. Yields each part with its result, in order, as soon as the result is available.
 
-    submit: Passes a numbered part to the scheduler. Returns progress that is available at once.
+    submit: Passes a numbered part to the scheduler, and returns any progress that is available immediately.
     """
 
     def read(part: Part) -> Iterable[Progress]:
@@ -90,12 +90,12 @@ def decode_in_order(
 
 @dataclass
 class Task:
-    """How a part is decoded.
+    """The decoding of a part.
 
     Args:
-        steps: Yields the texts to decode, and is sent their outputs.
+        steps: Yields the texts to decode, and receives their outputs.
         prompt: Returns the prompt for a text, with its options.
-        outputs: The outputs of the current prompts, or None for each that is not known yet.
+        outputs: The outputs of the current prompts; None for each prompt that has not finished.
     """
 
     steps: Steps
@@ -104,17 +104,17 @@ class Task:
 
 
 class PartScheduler:
-    """Decodes numbered parts, whose prompts may depend on the outputs of earlier prompts; a `Scheduler`.
+    """A `Scheduler` for numbered parts. The prompts of a part may depend on the outputs of its earlier prompts.
 
     Args:
-        prompts: Decodes the prompts. The number of a prompt is a pair: that of its part, and one of its own.
-        raises_errors: Raise the error of a prompt instead of giving it to the part.
+        prompts: Decodes the prompts. The number of a prompt is a pair: the number of its part, and a running number.
+        raises_errors: Whether to raise the error of a prompt, instead of passing it to the steps of the part.
 
     Attributes:
-        stats: The sum over all prompts.
-        num_prompts: How many prompts were submitted.
+        stats: The sum of the statistics of all prompts.
+        num_prompts: How many prompts have been submitted.
         num_parts: How many parts are finished.
-        on_output: Called after each prompt, also within a long part.
+        on_output: Called after each prompt, even if its part is not finished.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class PartScheduler:
         self.on_output: Callable[[], None] = lambda: None
         self.prompts = prompts
         self._raises_errors = raises_errors
-        self._tasks: dict[tuple[Any, int], tuple[Task, int]] = {}  # by number of a prompt: its task, its index there
+        self._tasks: dict[tuple[Any, int], tuple[Task, int]] = {}  # number of a prompt -> its task and index there
 
     @property
     def running(self) -> int:
@@ -156,7 +156,7 @@ class PartScheduler:
             self.prompts.cancel(prompt)
 
     def receive(self, progress: Progress) -> Iterator[BatchResult[Any]]:
-        """Take the progress of a prompt. Yields the result of its part if that is known now."""
+        """Record the progress of a prompt. Yields the result of its part if the part is now finished."""
         if not progress.is_last:
             return
         task, index = self._tasks.pop(progress.number)
@@ -165,7 +165,7 @@ class PartScheduler:
         if progress.error is not None:
             task.outputs[index] = Output("", "error", progress.error)
         else:
-            self.stats.add(progress.result.stats)
+            self.stats_of(progress.number).add(progress.result.stats)
             task.outputs[index] = Output(progress.result.text, progress.result.finish_reason)
         self.on_output()
         outputs = [output for output in task.outputs if output is not None]
@@ -173,7 +173,7 @@ class PartScheduler:
             yield from self._advance(progress.number[0], task, outputs)
 
     def _advance(self, number: Any, task: Task, outputs: list[Output] | None) -> Iterator[BatchResult[Any]]:
-        """Submit the next prompts of a part, or finish it. outputs: the outputs of its last prompts."""
+        """Submit the next prompts of a part, or finish the part. outputs: The outputs of its previous prompts."""
         try:
             texts = next(task.steps) if outputs is None else task.steps.send(outputs)
         except StopIteration as end:
@@ -188,6 +188,10 @@ class PartScheduler:
             for progress in self.submit_prompt((prompt, task.prompt(text))):
                 yield from self.receive(progress)
 
+    def stats_of(self, number: Any) -> GenerationStats:
+        """Return the sum to which the statistics of a prompt are added. number: The number of the prompt."""
+        return self.stats
+
     def submit_prompt(self, item: tuple[Any, Mapping[str, Any]]) -> Iterable[Progress]:
-        """Pass a numbered prompt to the scheduler of prompts."""
+        """Pass a numbered prompt to `prompts`."""
         return self.prompts.submit(item)

@@ -1,4 +1,4 @@
-"""Decodes many prompts together."""
+"""Decodes many prompts in one batch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from ..sampling import GenerationOptions
 
 
 class PromptProgress(NamedTuple):
-    """The progress of a prompt: a round of one of its samples, the result of all of them, or both.
+    """The progress of a prompt: a round of one of its samples, the result of all its samples, or both.
 
-    sample: The number of the sample.
-    error: Why the prompt cannot be decoded: an `InputError`, or an `ArithmeticError` about logits that are not finite.
+    number: The number of the prompt.
+    sample: The index of the sample.
+    error: Why the prompt cannot be decoded: an `InputError`, or an `ArithmeticError` for non-finite logits.
     """
 
     number: Any
@@ -33,15 +34,15 @@ class PromptProgress(NamedTuple):
 
 
 class PromptScheduler:
-    """Decodes numbered prompts with one engine: texts, audio frames, or mappings with "prompt" and its options.
+    """A `Scheduler` that decodes numbered prompts with one engine.
 
-    A `Scheduler`.
+    A prompt is a text, audio frames, or a mapping with "prompt" and options.
 
     Args:
-        options_of: Returns the options of a prompt, given the options that the prompt sets itself.
-        new_engine: Creates the engine. Called only for the first prompt, because an engine may measure the device.
-        draft_length: Returns the draft-length policy for a prompt with these options.
-        reads_text: Whether the model reads text, so that a blank text gives a blank text. Speech models reject text.
+        options_of: Returns the complete options of a prompt, given the options in its mapping.
+        new_engine: Creates the engine. Called for the first prompt only, because creating an engine may run benchmarks.
+        draft_length: Returns the draft-length policy for a prompt with the given options.
+        reads_text: Whether the model reads text. The output of a blank text is then blank. Speech models reject text.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class PromptScheduler:
         self._draft_length = draft_length
         self._reads_text = reads_text
         self._engine: Engine | None = None
-        self._numbers: dict[Request, Any] = {}  # the number of each unfinished request's prompt
-        self._requests: dict[Any, list[Request]] = {}  # the samples of each unfinished prompt
+        self._numbers: dict[Request, Any] = {}  # unfinished request -> number of its prompt
+        self._requests: dict[Any, list[Request]] = {}  # number of an unfinished prompt -> its samples
 
     @property
     def running(self) -> int:
@@ -77,7 +78,7 @@ class PromptScheduler:
         return not self._requests
 
     def requests(self, number: Any) -> Sequence[Request]:
-        """Return the requests for the samples of an unfinished prompt."""
+        """Return the requests of an unfinished prompt, one for each sample."""
         return self._requests[number]
 
     def submit(self, item: tuple[Any, Any]) -> list[PromptProgress]:
@@ -102,12 +103,12 @@ class PromptScheduler:
         return []
 
     def step(self) -> Iterator[PromptProgress]:
-        """Run a round. If a sample of a prompt fails, the prompt does."""
+        """Run a round. If one sample of a prompt fails, the whole prompt fails."""
         assert self._engine is not None
         for event in self._engine.step():
             request = event.request
             if request not in self._numbers:
-                continue  # its prompt has just been cancelled, or another sample of it failed
+                continue  # the prompt was cancelled, or another of its samples failed
             number = self._numbers[request]
             requests = self._requests[number]
             if request.error:
@@ -117,7 +118,7 @@ class PromptScheduler:
             result = None
             if event.is_last:
                 del self._numbers[request]
-                if not any(each in self._numbers for each in requests):  # several may end in the same round
+                if not any(each in self._numbers for each in requests):  # several samples may end in the same round
                     del self._requests[number]
                     result = result_of(requests)
             yield PromptProgress(number, requests.index(request), event, result)
@@ -129,12 +130,12 @@ class PromptScheduler:
             self._engine.cancel(request)
 
     def free(self) -> None:
-        """Free the engine, whose caches are as large as the longest prompts needed. Nothing may be left to decode."""
+        """Free the engine, because its caches keep the size of the longest prompts. No prompt may be unfinished."""
         self._engine = None
 
 
 def blank_result(options: GenerationOptions) -> GenerationResult:
-    """The result of a blank text in a batch. It is not decoded, so it has no tokens."""
+    """Return the result of a blank text in a batch. A blank text is not decoded, so its result has no tokens."""
     result = GenerationResult("", [], "blank", GenerationStats(), [] if options.logprobs else None)
     count = options.num_return_sequences
     return result if count == 1 else replace(result, sequences=(result,) * count)

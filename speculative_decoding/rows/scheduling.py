@@ -1,6 +1,6 @@
-"""Decodes many items together: `drive` keeps the slots of a `Scheduler` busy until no items are left.
+"""Defines the `Scheduler` protocol and its loop, `drive`, which keeps all slots busy until no items are left.
 
-This module does not depend on models or on the kind of item.
+This module does not depend on models or on the type of the items.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class BatchResult(Generic[Result]):
-    """The result of one item, or a one-line error. index: its number; in a batch, its position from 0."""
+    """The result of an item, or a one-line error. index: The number of the item; in a batch, its position from 0."""
 
     index: int
     result: Result | None
@@ -35,11 +35,11 @@ class BatchResult(Generic[Result]):
 
 
 class Progress(Protocol):
-    """Progress of an item.
+    """The progress of an item.
 
     number: The number of the item.
-    is_last: Whether no other progress of the item follows. Then it has a result or an error, except at the end of live
-        speech, whose text has been passed on already.
+    is_last: Whether this is the last progress of the item. The last progress has a result or an error, except for live
+        speech, whose text was part of earlier progress.
     """
 
     @property
@@ -53,19 +53,19 @@ class Progress(Protocol):
 
 
 class Scheduler(Protocol[ItemIn, ProgressOut]):
-    """Decodes several items at a time. An item is a pair of its number, which is any key, and what it is."""
+    """Decodes several items at a time. An item is a pair of a number (any hashable value) and its content."""
 
     @property
     def running(self) -> int:
-        """The number of items that have a slot."""
+        """How many items have a slot."""
 
     @property
     def waiting(self) -> int:
-        """The number of items that wait for a slot."""
+        """How many items wait for a slot."""
 
     @property
     def wants_more(self) -> bool:
-        """Whether another item should be submitted, so that no slot stays free. True if the scheduler is idle."""
+        """Whether another item should be submitted to keep all slots busy. True if the scheduler is idle."""
 
     @property
     def is_idle(self) -> bool:
@@ -75,10 +75,10 @@ class Scheduler(Protocol[ItemIn, ProgressOut]):
         """Queue an item. Returns any progress that is available immediately, such as an error."""
 
     def step(self) -> Iterable[ProgressOut]:
-        """Run a round. Returns the progress of the items."""
+        """Run a round, and return the progress of the items."""
 
     def cancel(self, number: Any) -> None:
-        """Drop an item and free its slot, without further progress. Does nothing if it has finished."""
+        """Drop an item and free its slot. No more progress of the item follows. Ignores finished items."""
 
 
 def drive(
@@ -89,13 +89,13 @@ def drive(
 ) -> Iterator[Step]:
     """Decode all items, and yield their progress as soon as it is available.
 
-    An item is read only when the scheduler wants one, so memory does not grow with the number of items.
+    Items are read only when the scheduler wants more, so memory use does not grow with the number of items.
 
     Args:
         scheduler: Decodes the items.
         items: The items.
-        submit: Passes an item to the scheduler (default: its `submit`).
-        has_capacity: Returns whether another item may be read.
+        submit: Passes an item to the scheduler (default: `scheduler.submit`).
+        has_capacity: Returns whether the caller can take another item.
     """
     unread = iter(items)
     has_more = True
@@ -113,7 +113,7 @@ def drive(
 
 
 def finished(progress: Iterable[Progress]) -> Iterator[BatchResult[Any]]:
-    """Yield the result of each item that ends."""
+    """Yield the result of each item that is finished."""
     for each in progress:
         if each.is_last:
             yield BatchResult(each.number, each.result, None if each.error is None else str(each.error))
@@ -128,8 +128,8 @@ def in_order(
 
     Args:
         progress: The progress of items, in any order.
-        number: Returns the number of the item that the progress belongs to.
-        is_last: Returns whether this is the last progress of its item.
+        number: Returns the number of the item to which progress belongs.
+        is_last: Returns whether progress is the last of its item.
     """
     held: dict[int, deque[Step]] = defaultdict(deque)
     current = 0

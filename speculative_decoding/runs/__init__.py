@@ -1,1 +1,1 @@
-"""What survives a run that is killed: the log of its finished work, and files that appear whole or not at all."""
+"""Crash-safe output: logs of finished work, and files and folders that appear whole or not at all."""

@@ -1,13 +1,13 @@
-"""The log of a run: what is finished, so that the next run does only what is missing.
+"""The log of a run records finished work, so that an interrupted run can be continued.
 
-A log is a file of lines. The first line has the settings that the finished work depends on. Each other line is a record
-of finished work. A log may do without settings: each record of a folder of recordings has its own, and those of a job
-are in a second file, because its log is its output.
+A log is a text file. Its first line, the header, contains the settings that all records depend on. Every other line is
+a record of finished work. A log without settings has no header: in an output folder of transcripts, each record has its
+own settings; the settings of a job are in a second file, because the log of a job is its output.
 
-To continue, a run locks the log, compares the settings with its own, and reads the records. A killed run leaves at most
-the beginning of a line at the end. After a power failure, the end may be missing, and the file may have zeros where
-data never reached the disk. The log is cut off at the first line that an interruption can have left, and what followed
-is done again. Nothing is changed before the first new record, so a run that is refused leaves the log as it is.
+To continue, a run locks the log, compares the settings with its own, and reads the records. A killed process leaves at
+most one incomplete line at the end. After a power failure, the end of the file may be missing or consist of zero bytes.
+The log is truncated before the first line that an interruption can have damaged, and the work after it is repeated.
+Nothing is written before the first new record, so a run that is refused leaves the log unchanged.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class LogFormat:
-    """What the logs of a command have in common.
+    """The properties that all logs of a command share.
 
     Args:
         option: The option that names the output.
-        version: The version of the records.
-        continue_with: How to continue after an interruption, for messages.
-        start_over: How to start over, for messages.
-        start: The first bytes of each log, by which another file is recognized. Empty for a log that is an output.
+        version: The version of the record format.
+        continue_with: How to continue after an interruption, for error messages.
+        start_over: How to start over, for error messages.
+        start: The first bytes of every log. A file that starts differently is rejected. Empty if the log is an output.
     """
 
     option: str
@@ -53,14 +53,14 @@ class LogFormat:
 
     @property
     def kept(self) -> str | Message:
-        """The way out of a full disk."""
+        """How to continue after a full disk, for error messages."""
         return Message("what is finished is kept; {continue_with}", continue_with=self.continue_with)
 
     def header(self, settings: Settings | None) -> str:
         return json.dumps({"version": self.version, "settings": settings}) + "\n"
 
     def same_settings(self, path: Path, header: Settings, wanted: Settings) -> dict[str, Any]:
-        """Return the settings of the header in a file, which may also have "exact". Raises `InputError` for others."""
+        """Return the settings in a header, which may also contain "exact". Raises `InputError` if they differ."""
         settings = header.get("settings")
         if not isinstance(settings, dict) or not isinstance(settings.get("exact"), bool | None):
             raise self.refusal(f"{path} is missing or cannot be read")
@@ -73,7 +73,7 @@ class LogFormat:
     def refusal(
         self, problem: str | Message, way_out: str | Message = "restore it", option: str | None = None
     ) -> InputError:
-        """Return the error of a run that cannot be continued. option: what it is about (default: `self.option`)."""
+        """Return the error for a run that cannot be continued. option: The option to blame (default: `self.option`)."""
         return InputError(
             problem,
             option or self.option,
@@ -85,19 +85,19 @@ class LogFormat:
         return InputError(f"{path} is needed to record what is finished, but is another file", self.option, way_out)
 
     def writing(self, path: Path, *, is_new: bool = False) -> AbstractContextManager[None]:
-        """Turn an OSError while `path` is written into an `InputError`. is_new: whether nothing is kept."""
+        """Convert an OSError raised while writing `path` to an `InputError`. is_new: Whether there are no records."""
         return writing(
             Name(self.option), path, Message("name another {option}", option=Name(self.option)) if is_new else self.kept
         )
 
 
 class Log:
-    """A log within its context `open`. Read its `records`, then `append`.
+    """An open log. Create it with `open`, read its `records`, then `append` new ones.
 
     Attributes:
         path: The file.
         is_new: Whether there is no earlier run to continue.
-        settings: What all records depend on. "exact" and "comparison" may be added to those of a new log.
+        settings: The settings that all records depend on. The caller may add "exact" and "comparison" to a new log.
     """
 
     def __init__(self, path: Path, format: LogFormat, reader: BufferedReader, file: FileIO) -> None:
@@ -108,25 +108,25 @@ class Log:
         self._reader = reader
         self._file = file
         self._has_header = False
-        self._size = 0  # bytes that are kept
+        self._size = 0  # in bytes, of the header and the complete records
         self._is_writing = False
 
     @staticmethod
     @contextmanager
     def open(path: Path, format: LogFormat, settings: Settings | None = None, *, force: bool = False) -> Iterator[Log]:
-        """Lock a log, or create it. Nothing else is changed before `begin` or `append`.
+        """Lock a log, and create it if it does not exist. Its content does not change before `begin` or `append`.
 
-        At the end, even after an exception, all records are on disk. An empty log is removed, unless it is an output
-        that was begun.
+        When the context exits, even with an exception, all records are on disk. An empty log is then removed, unless
+        it is an output for which `begin` was called.
 
         Args:
             path: The file.
-            format: What it has in common with others.
-            settings: Everything that all records depend on, as JSON values; None for a log without settings.
-            force: Whether to replace a log with other settings or of another version.
+            format: The format of the log.
+            settings: All settings that the records depend on, as JSON values; None for a log without settings.
+            force: Whether to replace a log that has other settings or another version.
 
         Raises:
-            InputError: The file is in use, cannot be written, is another file, or has other settings.
+            InputError: The file is locked, cannot be written, is not a log, or has other settings.
         """
         if os.path.lexists(path) and not path.is_file():
             raise format.another_file(path)
@@ -146,9 +146,9 @@ class Log:
                 log._close()
 
     def records(self, parse: Callable[[bytes], Record | None]) -> Iterator[Record]:
-        """Yield the records of earlier runs. What has not been read before the first `append` is cut off.
+        """Yield the records of earlier runs. The first `append` discards all records that have not been read by then.
 
-        parse: Returns the record of a line, or None if an interruption can have left it.
+        parse: Returns the record in a line, or None if an interruption can have damaged the line.
         """
         for line in iter(partial(self._reader.readline, MAX_LINE_BYTES), b""):
             record = None if self.is_new else parse(line)
@@ -158,7 +158,7 @@ class Log:
             yield record
 
     def begin(self) -> None:
-        """Cut off everything after the last record, and write the settings of a new log. All of it is then on disk."""
+        """Truncate the file after the last record that was read, and write the header of a new log. Syncs to disk."""
         with self._format.writing(self.path, is_new=self.is_new):
             if not self._is_writing:
                 self._cut()
@@ -167,18 +167,18 @@ class Log:
                 self._write(self._format.header(self.settings).encode(), sync=True)
 
     def append(self, record: Any, *, sync: bool = False) -> None:
-        """Append a record: a JSON value, or the bytes of a line with its newline. sync: wait until it is on disk."""
+        """Append a record: a JSON value, or a line of bytes with its newline. sync: Wait until it is on disk."""
         self.begin()
         with self._format.writing(self.path):
             self._write(record if isinstance(record, bytes) else json.dumps(record).encode() + b"\n", sync)
 
     def remove(self) -> None:
-        """Remove the log, after everything that it records is in place."""
+        """Remove the log after all the work that it records has been saved elsewhere."""
         self._is_writing = False
         self.path.unlink(missing_ok=True)
 
     def _compare(self, settings: dict[str, Any], force: bool) -> None:
-        """Decide whether the log is continued. Raises `InputError` if it is neither continued nor replaced."""
+        """Set `is_new` and `settings`. Raises `InputError` if the log can be neither continued nor replaced."""
         self._has_header = True
         self.settings = settings
         line = self._reader.readline(MAX_LINE_BYTES)
@@ -186,7 +186,7 @@ class Log:
         if not is_header(header):
             if line.endswith(b"\n"):
                 raise self._format.another_file(self.path)
-            self.is_new = True  # it is empty, or an interruption left only a part of the line
+            self.is_new = True  # the file is empty, or an interruption left an incomplete header
             return
         try:
             self.settings = self._format.same_settings(self.path, header, settings)
@@ -210,14 +210,14 @@ class Log:
     def _close(self) -> None:
         if self._is_writing:
             with self._format.writing(self.path):
-                self._cut()  # a full disk may have left the beginning of a record
+                self._cut()  # a full disk may have left an incomplete record
         is_output = self._is_writing and not self._format.start
         if not (is_output or os.fstat(self._file.fileno()).st_size):
             self.path.unlink(missing_ok=True)
 
 
 def parse_line(line: bytes) -> Any:
-    """Return the JSON value of a complete line, or None."""
+    """Return the JSON value in a line, or None if the line is incomplete or is not JSON."""
     try:
         return json.loads(line) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
@@ -229,9 +229,9 @@ def is_header(fields: Any) -> bool:
 
 
 def changed_setting(recorded: Settings, settings: Settings) -> str:
-    """Return how the settings differ from those of an earlier run, such as "seed was 0, is 1"; "" if they do not.
+    """Describe the first setting that differs from an earlier run, such as "seed was 0, is 1"; "" if all are equal.
 
-    "exact" and "comparison" may be recorded although the settings leave them open.
+    "exact" and "comparison" may be recorded without being among the new settings.
     """
     current = {"exact": recorded.get("exact"), "comparison": recorded.get("comparison"), **settings}
     for name in sorted(recorded.keys() | settings.keys()):

@@ -1,4 +1,4 @@
-"""Places for files and folders, which appear whole or not at all: a temporary one is renamed when it is complete."""
+"""Creates files and folders atomically: a temporary file or folder is renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class NamedFile(NamedTuple):
 def new_file(
     path: Path, option: str, way_out: str | Message, *, replaces: bool = True
 ) -> Iterator[Callable[[bytes], None]]:
-    """Yield a function that writes to a new file, which becomes `path` when the block ends without an error.
+    """Yield a function that writes to a temporary file. The file is renamed to `path` if the block raises no error.
 
-    Its folder is created if needed, and what a killed process has left is removed.
+    Creates the parent folder if needed, and removes temporary files of killed processes.
 
     Args:
         path: The file.
-        option: The option that names it, for messages.
-        way_out: What to do if it cannot be written.
-        replaces: Whether an existing file with another content is replaced.
+        option: The option that names the file, for error messages.
+        way_out: What the user can do if the file cannot be written.
+        replaces: Whether to replace an existing file with different content.
 
     Raises:
-        InputError: It cannot be written, or would replace another content. No part of it is left.
+        InputError: The file cannot be written, or a file with different content exists. The temporary file is removed.
     """
     digest = hashlib.sha256()
     with ExitStack() as stack:
@@ -64,13 +64,13 @@ def new_file(
 
 
 def require_writable(path: Path | None, option: str) -> None:
-    """Raise `InputError` if a file cannot be written there. It may be a device. option: what names the place."""
+    """Raise `InputError` if `path`, a file or device, cannot be written. option: The option that names it."""
     if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
         raise InputError(f"{path} cannot be written", option, "name a file in a folder that exists")
 
 
 def require_file(path: Path, option: str) -> None:
-    """Raise `InputError` if something that is not a file is at the place of one. option: what names the place."""
+    """Raise `InputError` if `path` exists but is not a regular file. option: The option that names it."""
     if path.exists() and not path.is_file():
         raise InputError(
             f"{path} is not a regular file", option, Message("move it, or name another {option}", option=Name(option))
@@ -78,7 +78,7 @@ def require_file(path: Path, option: str) -> None:
 
 
 def require_folder(path: Path, option: str) -> None:
-    """Raise `InputError` if files cannot be created in a folder, which need not exist. option: what names it."""
+    """Raise `InputError` if files cannot be created in `path`, which need not exist. option: Its name in messages."""
     existing = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
     if not existing.is_dir():
         raise InputError(
@@ -89,7 +89,7 @@ def require_folder(path: Path, option: str) -> None:
 
 
 def folded(name: str) -> str:
-    """Return a text that is equal for names of the same file on any file system."""
+    """Return the same string for all names that a file system may treat as the same file."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
@@ -99,7 +99,7 @@ def content_hash(path: Path) -> str:
 
 
 def not_replaced(path: Path, why: str, option: str) -> InputError:
-    """Return the error about a file that is in the way, and that only --force replaces. why: such as "exists"."""
+    """Return the error for an existing file that only --force may replace. why: The reason, such as "exists"."""
     way_out = Message("move it, name another {option}, or replace it with {force}", option=Name(option))
     return InputError(f"{path} {why}", option, way_out)
 
@@ -108,8 +108,8 @@ def not_replaced(path: Path, why: str, option: str) -> InputError:
 def atomic_directory(target: Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `target` when the block ends without an error.
 
-    An existing `target` stays until the new folder has been synced to disk. An error or Ctrl-C removes the temporary
-    folder; the next call removes the leftovers of a killed process.
+    An existing `target` is kept until the new folder has been synced to disk. The temporary folder is removed after an
+    error or Ctrl-C. If the process is killed, the next call removes the temporary folder.
     """
     parent = target.parent
     parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
 
 def atomic_write(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write UTF-8 text. An existing file stays until the new one is on disk. Raises OSError.
+    """Write UTF-8 text. An existing file is kept until the new one is on disk. Raises OSError.
 
     A killed process may leave a temporary file, which `clean_up` removes.
     """
@@ -144,10 +144,10 @@ def atomic_write(path: Path, text: str, mode: int = 0o644) -> None:
 def atomic_file(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """Yield a new file that becomes `path` when the block ends without an error. Raises OSError.
 
-    An existing file stays until the new one is on disk. A killed process may leave a temporary file, which `clean_up`
-    removes unless it is still being written.
+    An existing file is kept until the new one is on disk. A killed process may leave a temporary file, which `clean_up`
+    removes. Temporary files that are still being written are locked, so `clean_up` keeps them.
 
-    mode: The permissions; None means those of any new file.
+    mode: The permissions (default: those of any new file).
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
     partial = Path(name)
@@ -162,14 +162,14 @@ def atomic_file(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
         sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
-        with suppress(OSError):  # on a full disk, closing it fails again
+        with suppress(OSError):  # on a full disk, `close` fails again
             file.close()
 
 
 def open_locked(path: Path, busy: InputError) -> FileIO:
-    """Open a file to read and write it without a buffer, and lock it until it is closed. Creates it if needed.
+    """Open a file for unbuffered reading and writing, and lock it until it is closed. Creates the file if needed.
 
-    Raises `OSError`, or `busy` if another process has locked it.
+    Raises `OSError`, or `busy` if another process holds the lock.
     """
     while True:
         file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
@@ -181,25 +181,25 @@ def open_locked(path: Path, busy: InputError) -> FileIO:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
-        file.close()  # another process has removed it before it was locked
+        file.close()  # another process removed the file between `open` and `flock`
 
 
 def write_all(file: FileIO, content: bytes) -> None:
-    """Write all of the content, although each call of a file without a buffer may write only a part."""
+    """Write all of `content`. A single call of an unbuffered file's `write` may write only a part of it."""
     rest = memoryview(content)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def umask() -> int:
-    """Return the permissions that new files of this process lack. Other threads must not create files meanwhile."""
+    """Return the umask of this process. No other thread may create files during the call."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def replace_folder(folder: Path, target: Path, swap: Callable[[Path, Path], bool] | None = None) -> None:
-    """Rename `folder` to `target`, swapping the two atomically if `target` exists. swap: replaces `exchange`."""
+    """Rename `folder` to `target`. If `target` exists, swap them atomically. swap: Replaces `exchange`, for tests."""
     if not target.exists():
         folder.rename(target)
     elif not (swap or exchange)(folder, target):  # no atomic swap: for a moment, `target` does not exist
@@ -221,7 +221,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def clean_up(target: Path) -> None:
-    """Clean up after a killed process: restore an old folder, and remove unlocked temporary folders and files."""
+    """Clean up after a killed process: restore the old `target`, and remove unlocked temporary files and folders."""
     aside = old_name(target)
     if aside.exists() and not target.exists():
         aside.rename(target)
@@ -230,7 +230,7 @@ def clean_up(target: Path) -> None:
     prefix = f".{target.name}.partial-"
     leftovers = [path for path in target.parent.iterdir() if path.name[:-8] == prefix]  # mkdtemp adds 8 characters
     for leftover in leftovers:
-        with suppress(OSError):  # already removed, or locked by a running process
+        with suppress(OSError):  # the file was removed, or a running process has locked it
             lock = os.open(leftover, os.O_RDONLY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -243,7 +243,7 @@ def clean_up(target: Path) -> None:
 
 
 def old_name(target: Path) -> Path:
-    """Return the temporary name of `target` while a new folder replaces it without an atomic swap."""
+    """Return the name that `target` has while it is replaced without an atomic swap."""
     return target.parent / f".{target.name}.partial-old"
 
 

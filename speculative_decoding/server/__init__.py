@@ -1,1 +1,1 @@
-"""Serves a target and its draft to many clients over HTTP. Needs the extra `server`."""
+"""Serves one model to many clients over HTTP. Requires the dependencies of the extra `server`."""

@@ -1,4 +1,4 @@
-"""The HTTP application: its paths, error handlers and access log. The command in command.py runs it."""
+"""The HTTP application: its routes, error handlers and access log. `command.py` runs it."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ NO_PATH = "no such path; send a prompt to POST /v1/completions (messages of a ch
 NO_PATH_SPEECH = (
     f"{NO_PATH}, a recording to POST /v1/audio/transcriptions, or live speech to a WebSocket at /v1/realtime"
 )
-CLIENT_DISCONNECTED = 499  # nginx's status; it appears in the log only
+CLIENT_DISCONNECTED = 499  # nginx's status code, which appears only in the log
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    model: str  # the name in responses
-    prefixes: Pairs  # for /translate
-    hosts: Collection[str] = ()  # names of this server
+    model: str  # name of the model in responses
+    prefixes: Pairs  # prompt prefixes for /translate
+    hosts: Collection[str] = ()  # host names of this server
     token: str | None = None
     log_prompts: bool = False
-    created: int = 0  # when the model was created, as a Unix timestamp
+    created: int = 0  # creation time of the model, as a Unix timestamp
     note: str = ""  # shown on the web page
-    aliases: Collection[str] = ()  # other names for the model
-    listed: Collection[str] = ()  # names that /v1/models lists; without them, `model`
-    is_speech: bool = False  # whether the web page sends recordings
+    aliases: Collection[str] = ()  # other names of the model
+    listed: Collection[str] = ()  # names that /v1/models lists (default: `model`)
+    is_speech: bool = False  # whether the model transcribes speech
 
 
 def make_app(service: Service, settings: ServerSettings) -> Starlette:
-    """Make the application. It starts and stops `service`."""
+    """Create the application, which starts and stops `service`."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -65,20 +65,38 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
         app.state.files.clear()
         service.stop()
 
-    def log(scope: Scope, status: int, seconds: float) -> None:
-        """Log a response and count it in the metrics."""
-        status = status or CLIENT_DISCONNECTED
-        service.metrics.responses.labels(scope["path"] if scope["path"] in paths else "other", status).inc()
-        client = (scope.get("client") or ("-",))[0]
-        prompts = f" {one_line(repr(scope.get('prompts')))}" if settings.log_prompts and "prompts" in scope else ""
-        path = one_line(scope["path"])[:200]
-        if path.startswith(DOWNLOADS):
-            path = f"{DOWNLOADS}..."  # the name gives access
-        is_polled = path in ("/health", "/metrics")
-        level = logging.DEBUG if is_polled else logging.INFO
-        LOG.log(level, f"{client} {scope.get('method', 'GET')} {path} {status} {seconds:.3f} s{prompts}")
+    routes = [*ROUTES, *speech_routes()]
+    paths = {route.path for route in routes}
+    guard = Middleware(
+        Guard, hosts=settings.hosts, token=settings.token, log=partial(log_response, service, settings, paths)
+    )
+    app = Starlette(routes=routes, middleware=[guard], exception_handlers=error_handlers(service), lifespan=lifespan)
+    app.state.service = service
+    app.state.settings = settings
+    app.state.translator = Translator(service, settings.prefixes)
+    app.state.files = KeptFiles(60 * service.limits.keep_files, KEPT * service.limits.max_body)
+    return app
 
-    # Starlette would run handlers that are not coroutines in other threads
+
+def speech_routes() -> list[Route | WebSocketRoute]:
+    """Return the routes for recordings and live speech, if the subpackage speech/ is installed."""
+    if not has_subpackage("speech"):
+        return []
+    from .realtime import realtime
+    from .transcriptions import transcribe
+
+    return [
+        WebSocketRoute("/v1/realtime", realtime),
+        Route("/v1/audio/transcriptions", partial(transcribe, task="transcribe"), methods=["POST"]),
+        Route("/v1/audio/translations", partial(transcribe, task="translate"), methods=["POST"]),
+    ]
+
+
+def error_handlers(service: Service) -> dict[Any, Any]:
+    """Return the functions that convert exceptions to responses and count them.
+
+    They are coroutines, because Starlette would call other functions in a different thread.
+    """
 
     async def on_server_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServerError)
@@ -87,6 +105,7 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        no_path = NO_PATH_SPEECH if has_subpackage("speech") else NO_PATH
         message = no_path if error.status_code == 404 else error.detail
         return await on_server_error(request, ServerError(error.status_code, message, headers=error.headers))
 
@@ -96,44 +115,37 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
     async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_DISCONNECTED)
 
-    routes: list[Route | WebSocketRoute] = [
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/models", models),
-        Route("/v1/models/{name:path}", model),
-        Route("/translate", translate, methods=["POST"]),
-        Route("/translate_file", translate_file, methods=["POST"]),
-        Route("/download_file/{name}", download_file),
-        Route("/detect", detect, methods=["POST"]),
-        Route("/languages", languages),
-        Route("/frontend/settings", frontend_settings),
-        Route("/health", health),
-        Route("/metrics", metrics),
-        Route("/", page),
-        *(Route(path, page_file) for path in PAGE),
-    ]
-    no_path = NO_PATH
-    if has_subpackage("speech"):
-        from .realtime import realtime
-        from .transcriptions import transcribe
-
-        routes.append(WebSocketRoute("/v1/realtime", realtime))
-        for name, task in (("transcriptions", "transcribe"), ("translations", "translate")):
-            routes.append(Route(f"/v1/audio/{name}", partial(transcribe, task=task), methods=["POST"]))
-        no_path = NO_PATH_SPEECH
-    paths = {route.path for route in routes}
-    handlers: dict[Any, Any] = {
+    return {
         ServerError: on_server_error,
         HTTPException: on_http_exception,
         ClientDisconnect: on_disconnect,
         Exception: on_exception,
     }
-    guard = Middleware(Guard, hosts=settings.hosts, token=settings.token, log=log)
-    app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=lifespan)
-    app.state.service = service
-    app.state.settings = settings
-    app.state.translator = Translator(service, settings.prefixes)
-    app.state.files = KeptFiles(60 * service.limits.keep_files, KEPT * service.limits.max_body)
-    return app
+
+
+def log_response(
+    service: Service, settings: ServerSettings, paths: Collection[str], scope: Scope, status: int, seconds: float
+) -> None:
+    """Log a response, and count it in the metrics.
+
+    Args:
+        service: Has the metrics.
+        settings: Determines whether prompts are logged.
+        paths: The paths that the metrics distinguish.
+        scope: The request.
+        status: The HTTP status, or 0 if no response was sent.
+        seconds: The duration of the request.
+    """
+    status = status or CLIENT_DISCONNECTED
+    service.metrics.responses.labels(scope["path"] if scope["path"] in paths else "other", status).inc()
+    client = (scope.get("client") or ("-",))[0]
+    prompts = f" {one_line(repr(scope.get('prompts')))}" if settings.log_prompts and "prompts" in scope else ""
+    path = one_line(scope["path"])[:200]
+    if path.startswith(DOWNLOADS):
+        path = f"{DOWNLOADS}..."  # the name gives access
+    is_polled = path in ("/health", "/metrics")
+    level = logging.DEBUG if is_polled else logging.INFO
+    LOG.log(level, f"{client} {scope.get('method', 'GET')} {path} {status} {seconds:.3f} s{prompts}")
 
 
 def model_fields(settings: ServerSettings, name: str) -> dict[str, object]:
@@ -154,7 +166,7 @@ async def model(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Return status 200 if the server is ready, else 503 with its state."""
+    """Return status 200 if the server is ready, otherwise 503 with the state of the server."""
     state = request.app.state.service.state
     if state == READY:
         return JSONResponse({"status": "ok"})
@@ -178,3 +190,20 @@ async def page_file(request: Request) -> Response:
 
 def package_text(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text("utf-8")
+
+
+ROUTES = (
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/models", models),
+    Route("/v1/models/{name:path}", model),
+    Route("/translate", translate, methods=["POST"]),
+    Route("/translate_file", translate_file, methods=["POST"]),
+    Route("/download_file/{name}", download_file),
+    Route("/detect", detect, methods=["POST"]),
+    Route("/languages", languages),
+    Route("/frontend/settings", frontend_settings),
+    Route("/health", health),
+    Route("/metrics", metrics),
+    Route("/", page),
+    *(Route(path, page_file) for path in PAGE),
+)

@@ -1,4 +1,4 @@
-"""Reads request bodies within limits, and writes responses until the client disconnects."""
+"""Reads request bodies within limits, and stops the work for a response if the client disconnects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .errors import ServerError
 
 BODY_SECONDS = 30.0  # time limit for receiving a body
 LIBRETRANSLATE = ("/translate", "/translate_file", "/detect", "/languages", "/frontend/settings")
-DOWNLOADS = "/download_file/"  # paths with a name that gives access to a file
+DOWNLOADS = "/download_file/"  # prefix of paths whose last part is a secret file name
 Result = TypeVar("Result")
 
 
@@ -27,13 +27,13 @@ async def read_body(
     seconds: float = BODY_SECONDS,
     count: Callable[[int], None] = lambda size: None,
 ) -> bytes:
-    """Read a body. Raises `ServerError` as soon as the body is known to exceed `max_bytes`, or at the time limit.
+    """Read the body of a request. Raises `ServerError` as soon as a limit is exceeded.
 
     Args:
         request: The request.
         max_bytes: The maximum size of the body.
         seconds: The time limit.
-        count: Called with the size of each received chunk. It may raise `ServerError`.
+        count: Called with the size of each received chunk. May raise `ServerError`.
     """
     error = ServerError(413, f"the body must have at most {max_bytes} bytes", code="body_too_large")
     if int(request.headers.get("content-length", 0)) > max_bytes:
@@ -83,9 +83,9 @@ async def cancel_on(
     """Return the result of `work`, or cancel it and raise an error.
 
     Args:
-        interruption: Returns the error to raise. It is cancelled when `work` has ended.
+        interruption: Returns the error to raise. It is cancelled when `work` ends.
         work: The awaitable to run.
-        seconds: The time limit. Raises TimeoutError if it is reached.
+        seconds: The time limit. A `TimeoutError` is raised when it is reached.
     """
     working, interrupting = asyncio.ensure_future(work), asyncio.ensure_future(interruption)
     try:
@@ -99,26 +99,26 @@ async def cancel_on(
         for task in (working, interrupting):
             task.cancel()
         await asyncio.gather(working, interrupting, return_exceptions=True)
-        # The tasks' exceptions refer to this frame, which would keep the request alive until garbage collection.
+        # The exceptions of the tasks refer to this frame, which would keep the request alive until garbage collection.
         del task, working, interrupting
 
 
 def is_libretranslate(path: str) -> bool:
-    """Whether a path belongs to LibreTranslate's API."""
+    """Return whether a path belongs to LibreTranslate's API."""
     return path in LIBRETRANSLATE or path.startswith(DOWNLOADS)
 
 
 def error_response(path: str, error: ServerError) -> JSONResponse:
-    """Return an error in the format that clients of this path expect."""
+    """Return an error response in the format of the API to which the path belongs."""
     content = {"error": error.message} if is_libretranslate(path) else error.content
     return JSONResponse(content, error.status, dict(error.headers or {}))
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events, each sent as soon as it is available.
+    """A response that sends each server-sent event as soon as it is available.
 
     Args:
-        events: Contents of `data:` lines. None sends a comment, which keeps the connection open.
+        events: The contents of `data:` lines. None sends a comment, which keeps the connection open.
         seconds: The time limit of the request. The connection is closed 30 seconds later, even if a slow client has not
             read all events.
         held: Resources to release after the last event.
@@ -141,7 +141,7 @@ class EventStream(StreamingResponse):
             try:
                 await cancel_on_disconnect(receive, self.stream_response(send), self._seconds + 30.0)
             except (ClientDisconnect, TimeoutError, OSError):
-                pass  # no error can reach the client any more
+                pass  # the client can no longer receive an error
             finally:
                 await self._events.aclose()
 

@@ -1,7 +1,7 @@
-"""A client's request while it is decoded: its items, and the progress that the client has not read yet.
+"""A client's request during decoding: its items, and the progress that the client has not read yet.
 
-Requests are used on the event loop, where the decoding thread schedules calls to `on_queued`, `on_progress` and `fail`.
-Of an item, the decoding thread calls `start`, `news` and `error_of`.
+All methods of a request run on the event loop. The decoding thread schedules calls of `on_queued`, `on_progress` and
+`fail` there. The decoding thread itself calls the methods `start`, `client_progress` and `error_of` of an item.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ Callback = Callable[[], None]  # runs on the event loop
 
 @dataclass(eq=False)
 class ClientItem(ABC):
-    """A separately decoded part of a client's request, and the output that the client has read so far.
+    """A separately decoded part of a client's request, and its output so far.
 
-    finish_reason: None until the last progress has been read. For an item without decoding, it is set from the start.
-    address: The client's address. The items of one address share their turns.
+    finish_reason: None until the last progress has been read. Set from the start if the item needs no decoding.
+    address: The address of the client. All items with the same address share its turns.
     """
 
-    takes_turns: ClassVar[bool] = False  # whether it needs a turn for each window or prompt
-    is_endless: ClassVar[bool] = False  # whether it may take hours
+    takes_turns: ClassVar[bool] = False  # whether each window or prompt needs a turn
+    is_endless: ClassVar[bool] = False  # whether decoding may take hours
     address = ""
 
     client: ClientRequest[Any] = field(init=False)
-    index: int = field(init=False)  # position in the client's request
+    index: int = field(init=False)  # position in the request
     has_output: bool = field(init=False, default=False)
     finish_reason: str | None = field(init=False, default=None)
     stats: GenerationStats | None = field(init=False, default=None)
 
     @property
     def samples(self) -> Sequence[ClientItem]:
-        """The items that are submitted with this one: all samples of a prompt."""
+        """The items that are submitted together with this item: all samples of a prompt."""
         return [self]
 
     @abstractmethod
     def check(self, limits: Limits) -> None:
-        """Check everything that does not need the model. Raises a `ServerError` that names the field."""
+        """Check the limits that do not require the model. Raises a `ServerError` that names the field."""
 
     @abstractmethod
     def start(self, scheduler: Any, number: int) -> Iterable[Progress]:
-        """Pass this item to a scheduler. Returns the first progress. Raises an error if the item cannot be decoded."""
+        """Submit this item to a scheduler, and return its first progress. Raises if the item cannot be decoded."""
 
-    def news(self, progress: Any) -> tuple[ClientItem, Any] | None:
-        """Return what a client reads of the scheduler's progress, and for which of the `samples`; None for nothing."""
+    def client_progress(self, progress: Any) -> tuple[ClientItem, Any] | None:
+        """Return one of the `samples` and its progress for the client; None if there is nothing for the client."""
         return self, progress
 
     @abstractmethod
     def add(self, progress: Any) -> None:
-        """Add the next progress to the output. The last one sets `finish_reason` and `stats`."""
+        """Add progress to the output. The last progress sets `finish_reason` and `stats`."""
 
     @abstractmethod
     def error_of(self, error: Exception) -> ServerError:
@@ -71,11 +71,11 @@ class ClientRequest(Generic[Item]):
     """The items of one HTTP request, which are decoded together. If one item fails, the whole request fails.
 
     Args:
-        items: What is decoded for it.
-        on_first_output: Called when the first output of each item is read.
+        items: The items to decode.
+        on_first_output: Called for each item, when its first output is read.
 
     Attributes:
-        unfinished: How many items have not been decoded completely. The client may not have read all of the others yet.
+        unfinished: How many items are still being decoded. The client may not have read the finished items yet.
         error: Why the request failed, or None.
     """
 
@@ -93,7 +93,7 @@ class ClientRequest(Generic[Item]):
         self._progress: asyncio.Queue[tuple[Item, Any] | ServerError] = asyncio.Queue()
 
     def on_queued(self) -> None:
-        """Record that the decoding thread has accepted an item, which may still wait for a slot."""
+        """Record that the decoding thread has accepted an item. The item may still wait for a slot."""
         self._not_queued -= 1
         if self._not_queued == 0:
             self._all_queued.set()
@@ -101,7 +101,7 @@ class ClientRequest(Generic[Item]):
     def on_progress(self, item: Item, progress: Any) -> None:
         """Queue the progress of an item for the client."""
         if self.error is not None:
-            return  # the progress was on its way when the request failed
+            return  # the progress was scheduled before the request failed
         self.unfinished -= progress.is_last
         self._progress.put_nowait((item, progress))
 
@@ -112,15 +112,15 @@ class ClientRequest(Generic[Item]):
         self._progress.put_nowait(error)
 
     async def wait_until_queued(self) -> None:
-        """Wait until the decoding thread has accepted all items. Raises `ServerError` if it refuses one."""
+        """Wait until the decoding thread has accepted all items. Raises `ServerError` if an item is refused."""
         await self._all_queued.wait()
         if self.error is not None:
             raise self.error
 
     async def progress(self, timeout: float | None = None) -> AsyncIterator[tuple[Item, Any] | None]:
-        """Yield all progress until all items are finished, and None after each `timeout` seconds without progress.
+        """Yield items with their progress until all are finished, and None after every `timeout` seconds without any.
 
-        For an item that needs no decoding, the progress is None. Raises `ServerError` if the request fails.
+        The progress of an item that needs no decoding is None. Raises `ServerError` if the request fails.
         """
         for item in self.items:
             if item.finish_reason is not None:

@@ -1,4 +1,4 @@
-"""The command that runs the server: its flags, access token, socket and shutdown."""
+"""The `serve` command: its flags, the access token, the listening socket and the exit status."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ TOKEN_VARIABLE = "SPECULATIVE_DECODING_TOKEN"
 MIN_TOKEN_CHARACTERS = 16
 BASIC_ACCESS = ("host", "port", "token_file", "no_token", "translate", "slots", "queue", "max_seconds")
 TRUSTED_PROXY = "address of a proxy, to which --max-connections does not apply; may be repeated"
-SERVED_MODEL_NAME = "name that clients may use for the model; may be repeated; the first is the name in responses"
+SERVED_MODEL_NAME = "name that clients may use for the model; may be repeated; responses contain the first name"
 SHARE_CLIENT_TEXTS = (
-    "let --ngram-store keep the prompts and outputs of all clients, and copy drafts from them: counts and timing then "
-    "tell a client what others have sent"
+    "store the prompts and outputs of all clients in --ngram-store, and copy drafts from them; draft counts and timing "
+    "then reveal to a client what others have sent"
 )
 
 
 @dataclass(frozen=True)
 class Address(Value):
-    """An IP address, written as a socket reports it."""
+    """An IP address, normalized to the form that sockets report."""
 
     expected = "an IP address"
     metavar = "ADDRESS"
@@ -54,7 +54,7 @@ class Address(Value):
 
 @dataclass(frozen=True)
 class AccessFlags:
-    """Where the server listens, and who may use it."""
+    """The flags that determine where the server listens and who may use it."""
 
     host: A[str, Text(), "address to listen on; any address except loopback requires a token"] = "127.0.0.1"
     port: A[int, Int(0, 65535), "port to listen on; 0 chooses a free one"] = 8080
@@ -100,7 +100,7 @@ class AccessFlags:
         return token
 
     def open_socket(self) -> socket.socket:
-        """Open the listening socket, before the models are loaded. Raises `InputError`."""
+        """Open the listening socket. Call this before loading the models. Raises `InputError`."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
             return socket.create_server((self.host, self.port), family=family, backlog=128)
@@ -118,7 +118,7 @@ def serve_parser(program: str) -> Parser:
     parser = Parser(prog=program, usage="%(prog)s [options]", description=description, basic=BASIC_ACCESS)
     add_flags(parser, "access", AccessFlags)
     add_flags(parser, "limits", Limits)
-    without = ("seed", "strict", "num_return_sequences")  # requests set `seed`, and `n` for the last of these
+    without = ("seed", "strict", "num_return_sequences")  # requests set `seed`, and `n` instead of the last one
     add_decoding_flags(parser, "decoding defaults for requests", without=without)
     return parser
 
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 def serve(chosen: argparse.Namespace, processes: Any = None) -> int:
     """Serve until shutdown, and return the exit status: 1 if the device failed and the process must be restarted.
 
-    processes: the processes that share the target, if there are several; this one is rank 0.
+    processes: The processes that share the target, or None. This process is rank 0.
     """
     if missing := [name for name in EXTRA if util.find_spec(name) is None]:
         raise InputError(f"server: requires {' and '.join(missing)}; run pip install {' '.join(EXTRA)}")
@@ -164,12 +164,12 @@ def serve(chosen: argparse.Namespace, processes: Any = None) -> int:
 
 
 def served_names(folder: Path, given: str | None, chosen: Sequence[str] = ()) -> list[str]:
-    """Return the names that clients may use for a model. Responses contain the first one.
+    """Return the names that clients may use for a model. Responses contain the first name.
 
     Args:
-        folder: The model's folder.
-        given: The value of --model. It precedes the model's other names if it is one of them, and follows as a path.
-        chosen: The values of --served-model-name, which come first.
+        folder: The folder of the model.
+        given: The value of --model. A name comes before the other names of the model, and a path after them.
+        chosen: The values of --served-model-name, which come before all others.
     """
     name = model_name(folder)
     names = [name, name.rsplit("/", 1)[-1], *other_names(name)]
@@ -187,8 +187,8 @@ async def listen(
     names: Sequence[str],
     token: str | None,
 ) -> int:
-    """Run the server on an open socket, and return the exit status. names: from `served_names`."""
-    # Import here, because other commands work without these packages.
+    """Run the server on an open socket, and return the exit status. names: The result of `served_names`."""
+    # Imported here, because `serve` first checks that the packages of the extra `server` are installed
     from .app import ServerSettings, make_app
     from .connections import make_server
     from .decoding_thread import DecodingThread

@@ -1,6 +1,6 @@
-"""OpenAI's format of completions: parses requests, and builds responses, stream chunks, logprobs and usage.
+"""OpenAI's completions format: parses requests, and builds responses, stream chunks, logprobs and usage.
 
-All options of `GenerationOptions` that may differ between prompts are additional fields.
+All options of `GenerationOptions` that may differ between the prompts of a batch are additional fields.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ..sampling.values import Bool, Int, ListOf, OneOrMore, Text, Union, Value
 from ..session import Session
 from .bodies import event_line
 from .errors import ServerError
-from .fields import ANY_TEXT, Anything, Field, option_fields, parse_fields
+from .fields import ANY_TEXT, Anything, Field, option_fields, option_names, parse_fields
 from .model_names import ModelNames
 from .prompts import ClientPrompt, client_prompts
 from .service import Service
 
 
 class Prediction(Value):
-    """OpenAI's `prediction`, as its text. Parts of the text follow each other."""
+    """OpenAI's `prediction`. Its value is the text, with all parts joined."""
 
     expected = '{"type": "content", "content": ...} with a text, or a list of {"type": "text", "text": ...}'
     metavar = "TEXT"
@@ -50,9 +50,9 @@ def is_text_part(part: Any) -> bool:
     return is_part and part["type"] == "text" and isinstance(part["text"], str)
 
 
-OBFUSCATED_BYTES = 64  # the size of a chunk's line is a multiple of this
+OBFUSCATED_BYTES = 64  # the size of each line is a multiple of this
 
-# OpenAI's fields that concern accounts, billing, caches and stored answers
+# OpenAI's fields for accounts, billing, caches and stored answers
 IGNORED = (
     *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
     *("service_tier", "store", "user"),
@@ -92,7 +92,7 @@ def parse_completion(fields: Mapping[str, Any], service: Service, names: ModelNa
     prompt, n = own.pop("prompt", ""), own.pop("n", 1)
     stream, rounds = own.pop("stream", False), own.pop("rounds", False)
     include_usage, include_obfuscation = (own.pop(f"include_{each}", None) for each in ("usage", "obfuscation"))
-    field_names = {"draft_text": "prediction"} if is_predicted else {}
+    field_names = option_names(FIELDS) if is_predicted else {}
     try:
         options = options_of(own, service.options)
     except InputError as error:
@@ -134,16 +134,16 @@ def options_of(fields: Mapping[str, Any], defaults: GenerationOptions) -> Genera
 
 @dataclass
 class Completion:
-    """A request, and the JSON of its response. All chunks have the same id and time."""
+    """A parsed request, which also builds the response. All chunks of a response have the same id and time."""
 
-    model: str  # the name in the response
-    prompts: Sequence[ClientPrompt]  # n for each prompt of the request: its choices
+    model: str  # name of the model in the response
+    prompts: Sequence[ClientPrompt]  # for each prompt of the request, `n` samples, which are its choices
     session: Session
     n: int
     stream: bool
     include_usage: bool
-    include_obfuscation: bool  # by default, unlike OpenAI's, chunks are not padded
-    rounds: bool  # not an OpenAI field: chunks describe the draft of their round
+    include_obfuscation: bool  # whether to pad chunks; false by default, unlike in OpenAI's API
+    rounds: bool  # whether chunks describe the draft of their round; not an OpenAI field
 
     def __post_init__(self) -> None:
         self._base = {
@@ -154,7 +154,7 @@ class Completion:
         }
 
     def response(self) -> dict[str, Any]:
-        """Return the whole response, for requests without `stream`."""
+        """Return the complete response, for requests without `stream`."""
         choices = [choice(prompt, prompt.text, prompt.finish_reason, first_token=0) for prompt in self.prompts]
         return {**self._base, "choices": choices, "usage": self._usage()}
 
@@ -176,13 +176,13 @@ class Completion:
         return obfuscated(chunk) if self.include_obfuscation else chunk
 
     def usage_chunks(self) -> list[dict[str, Any]]:
-        """Return the chunk with the usage if the request has `include_usage`, otherwise nothing."""
+        """Return a list with the usage chunk if the request has `include_usage`, otherwise an empty list."""
         return [{**self._base, "choices": [], "usage": self._usage()}] if self.include_usage else []
 
     def _usage(self) -> dict[str, Any]:
-        """Add up the counts. The prediction tokens are those of the request's own draft texts, as in OpenAI's API.
+        """Return the total counts. As in OpenAI's API, prediction tokens are drafts from the request's own draft texts.
 
-        OpenAI has no fields for all drafts (`drafted_tokens`, `accepted_tokens`) and the target's passes.
+        OpenAI has no fields for the counts of all drafts (`drafted_tokens`, `accepted_tokens`) and of target passes.
         """
         total, own = GenerationStats(), GenerationStats()
         for prompt in self.prompts:
@@ -204,13 +204,13 @@ class Completion:
 
 
 def obfuscated(chunk: dict[str, Any]) -> dict[str, Any]:
-    """Add random characters, so that the size of a chunk on the network tells little about its text."""
+    """Pad a chunk with random characters, so that its size on the network reveals little about its text."""
     missing = -len(event_line({**chunk, "obfuscation": ""}).encode()) % OBFUSCATED_BYTES
     return {**chunk, "obfuscation": secrets.token_urlsafe(missing)[:missing]}
 
 
 def draft_usage(stats: GenerationStats) -> dict[str, int]:
-    """Return the counts that responses of all APIs have."""
+    """Return the counts that are part of the usage in all APIs."""
     return {
         "completion_tokens": stats.generated_tokens,
         "drafted_tokens": stats.drafted_tokens,
@@ -220,22 +220,22 @@ def draft_usage(stats: GenerationStats) -> dict[str, int]:
 
 
 def has_own_texts(prompt: ClientPrompt, session: Session) -> bool:
-    """Whether the draft texts of a prompt, if there are any, are its client's and not the server's default."""
+    """Return whether the draft texts of a prompt, if any, come from the client, not from the server's defaults."""
     return prompt.options.draft_text != session.options.draft_text
 
 
 def rejected_text(session: Session, prompt: ClientPrompt, round: Round) -> str:
-    """Return the text of the draft tokens that the last round of a prompt rejected.
+    """Return the text of the draft tokens that the last round of a prompt rejected, or "".
 
-    Text that is not the client's own is not shown: copies from the n-gram store, which another client may have sent,
-    and the texts and the translation memory that the server was started with.
+    Drafts from other sources than the client's own texts are secret: copies from the n-gram store, which may contain
+    texts of other clients, and the draft texts and translation memory with which the server was started.
     """
     is_hidden = {
         COPY: session.ngram is not None and session.ngram.store is not None,
         TEXT: not has_own_texts(prompt, session),
         MEMORY: True,
     }
-    # If a round ends the text with an accepted token, the tokens after it were not verified
+    # If an accepted token ends the text, the draft tokens after it were not verified
     if is_hidden.get(round.kind) or round.accepted >= len(round.tokens):
         return ""
     before = prompt.tokens[: len(prompt.tokens) - len(round.tokens) + round.accepted]
@@ -243,7 +243,7 @@ def rejected_text(session: Session, prompt: ClientPrompt, round: Round) -> str:
 
 
 def choice(prompt: ClientPrompt, text: str, finish_reason: str | None, first_token: int) -> dict[str, Any]:
-    """Return a choice, or the part of it that a chunk contains. A finished sample has a `seed`, which reproduces it."""
+    """Return a choice, or the part of it in a chunk. A finished sample contains the `seed` that reproduces it."""
     fields: dict[str, Any] = {
         "text": text,
         "index": prompt.index,
@@ -256,7 +256,7 @@ def choice(prompt: ClientPrompt, text: str, finish_reason: str | None, first_tok
 
 
 def logprobs(prompt: ClientPrompt, first_token: int) -> dict[str, Any]:
-    """Return the logprobs from `first_token` on. A token without text, such as end-of-sequence, has the text ""."""
+    """Return the logprobs from `first_token` on. The text of a special token, such as end-of-sequence, is ""."""
     offsets = [0, *accumulate(map(len, prompt.token_texts))]
     return {
         "tokens": prompt.token_texts[first_token:],

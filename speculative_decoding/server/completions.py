@@ -25,5 +25,5 @@ async def completions(request: Request) -> Response:
         return JSONResponse(completion.response())
 
     events = stream(service, completion.prompts, completion.chunk, completion.usage_chunks)
-    await cancel_on_disconnect(request.receive, anext(events))  # an error here still sets the HTTP status
+    await cancel_on_disconnect(request.receive, anext(events))  # an error before the first event sets the HTTP status
     return EventStream(events, service.limits.max_seconds)

@@ -1,4 +1,4 @@
-"""The HTTP server: the limits of its connections, and its shutdown. Independent of the contents of requests."""
+"""The HTTP server: limits of connections, and shutdown. Independent of the contents of requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .service import Service
 from .sockets import LimitedSocket, SocketLimits, is_valid_upgrade
 
 LOG = logging.getLogger("speculative_decoding.server")
-PING_SECONDS = 20.0  # to find clients that have vanished
+PING_SECONDS = 20.0  # interval of pings, which detect lost connections
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -38,30 +38,31 @@ SECURITY_HEADERS = {
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Limits that protect the server from clients that send no complete request."""
+    """Limits that protect the server from clients that send incomplete requests."""
 
     connections: int = 1000
     per_address: int = 100
-    seconds: float = 10.0  # to receive the headers of a request, or the rest of a refused body
-    refused_bytes: int = 1 << 24  # how much of a refused body is read before the connection is closed
+    seconds: float = 10.0  # time limit for the headers of a request, or for the rest of a refused body
+    refused_bytes: int = 1 << 24  # maximum size of a refused body that is read before the connection is closed
 
 
 class LimitedConnection(H11Protocol):
     """A connection that a client cannot keep open without sending a request.
 
-    uvicorn limits only the time between requests. This class also limits the time to receive headers. A refused body is
-    still read for a while, because many clients read the response only after they have sent the body. If there are too
-    many connections, a new one replaces the one that has waited longest for a complete request. uvicorn's own limit
-    would refuse the new one. An upgrade replaces this class with `LimitedSocket`, which is counted until it ends.
+    uvicorn limits only the time between requests. This class also limits the time to receive headers. It reads the rest
+    of a refused body within limits, because many clients read the response only after they have sent the body. If there
+    are too many connections, a new connection replaces the one that has waited longest for a complete request, whereas
+    uvicorn's own limit would refuse the new connection. When a connection is upgraded to a WebSocket, `LimitedSocket`
+    replaces this class, and the connection counts until the socket ends.
 
     Args:
         limits: The limits.
-        trusted: Addresses without a limit per address. Loopback addresses have none, either.
-        of_address: The number of connections from each address. All connections share and update it, because counting
-            them anew for each connection would be slow.
-        sockets: Paths that a request can upgrade to a WebSocket. All other upgrades are ignored, as HTTP allows.
+        trusted: Addresses without a limit per address. Loopback addresses have no such limit either.
+        of_address: The number of connections from each address. All connections share and update this counter, because
+            counting all connections again for each new connection would be slow.
+        sockets: The paths whose requests can be upgraded to a WebSocket. Other upgrades are ignored, as HTTP allows.
         socket_limits: The limits of a WebSocket.
-        options: See uvicorn.
+        options: The options of uvicorn's class.
     """
 
     def __init__(
@@ -89,13 +90,13 @@ class LimitedConnection(H11Protocol):
 
     @property
     def is_between_requests(self) -> bool:
-        """Whether the headers of the next request have not arrived."""
+        """Whether the connection waits for the headers of the next request."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # asyncio sets TCP_NODELAY only on sockets created with IPPROTO_TCP. Without it, each event of a stream waits
-        # for the client to acknowledge the previous event, which takes 40 ms on Linux.
+        # asyncio sets TCP_NODELAY only on sockets created with IPPROTO_TCP. Without TCP_NODELAY, each event of a stream
+        # is delayed until the client acknowledges the previous event, which takes 40 ms on Linux.
         with suppress(OSError):  # raised on a Mac if the client has disconnected
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._of_address[self.address] += 1
@@ -111,7 +112,7 @@ class LimitedConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self not in self.connections:
-            self._stop_timer()  # a WebSocket has replaced it
+            self._stop_timer()  # a WebSocket has replaced this connection
         elif self.is_between_requests:
             self._start_timer()
             self._refused_bytes += len(data)
@@ -122,10 +123,10 @@ class LimitedConnection(H11Protocol):
             self._refused_bytes = 0
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are not HTTP. They may be in the body of a request that is being answered."""
+        """Refuse bytes that are not HTTP. They may be part of the body of a request that is being answered."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True  # h11 would reject the request's own response after this one
+            cycle.disconnected = True  # after this response, h11 would reject the response to the request
             cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
@@ -149,7 +150,7 @@ class LimitedConnection(H11Protocol):
             del self._of_address[self.address]
 
     def _should_upgrade(self) -> bool:
-        """Return whether a request opens a WebSocket. If not, it is answered like any other."""
+        """Return whether a request opens a WebSocket. Other upgrade requests are answered like normal requests."""
         if self.scope["path"] not in self._sockets or self._get_upgrade() != b"websocket":
             return False
         lines = [b"%s: %s" % header for header in self.headers]
@@ -162,7 +163,7 @@ class LimitedConnection(H11Protocol):
         return self.address in self._trusted or not self.address or ipaddress.ip_address(self.address).is_loopback
 
     def _replace_another(self) -> None:
-        """Close the connection that has waited longest for a complete request, unless enough are already closing."""
+        """Close the connection that has waited longest for a complete request, unless enough others are closing."""
         others = [each for each in self.connections if each is not self and not each.transport.is_closing()]
         if len(others) >= self._limits.connections:
             requests = [each for each in others if isinstance(each, LimitedConnection)]
@@ -182,7 +183,7 @@ class LimitedConnection(H11Protocol):
 def make_server(
     app: Starlette, service: Service, trusted_proxies: Collection[str] = (), limits: ConnectionLimits | None = None
 ) -> uvicorn.Server:
-    """Return a uvicorn server that drains requests on the first SIGTERM or Ctrl-C, and aborts them on the second."""
+    """Return a uvicorn server. The first SIGTERM or Ctrl-C drains its requests, and the second aborts them."""
     limits = limits or ConnectionLimits(per_address=service.limits.max_connections)
     socket_limits = SocketLimits(limits.seconds, service.limits.max_message)
     sockets = {route.path for route in app.routes if isinstance(route, WebSocketRoute)}
@@ -201,7 +202,7 @@ def make_server(
                 LOG.info("stopping within %g s; a second signal ends the running requests", service.limits.grace)
                 draining.append(asyncio.ensure_future(service.drain()))
 
-    # asyncio accepts many connections at once, before the first one is counted
+    # asyncio accepts many connections before the first one is counted
     allow_open_files(4 * limits.connections)
     config = uvicorn.Config(
         app,
@@ -211,22 +212,22 @@ def make_server(
         log_config=None,
         access_log=False,
         lifespan="on",
-        ws="none",  # because `LimitedConnection` chooses the protocol
+        ws="none",  # `LimitedConnection` chooses the protocol
         ws_max_size=socket_limits.message,
         ws_ping_interval=PING_SECONDS,
         ws_ping_timeout=PING_SECONDS,
-        ws_per_message_deflate=False,  # a small message could become a large one
-        headers=[*SECURITY_HEADERS.items()],  # uvicorn adds them to its own responses, too
+        ws_per_message_deflate=False,  # a small message could decompress to a large one
+        headers=[*SECURITY_HEADERS.items()],  # uvicorn adds these headers to its own responses, too
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=75,  # exceeds clients' and proxies' idle timeouts, so they never reuse a closed connection
-        timeout_graceful_shutdown=5,  # for responses that are being sent
+        timeout_keep_alive=75,  # longer than the timeouts of clients and proxies, so they reuse no closed connection
+        timeout_graceful_shutdown=5,  # seconds to finish sending responses
     )
     return Server(config)
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's limit on open files, which is 256 in a Mac's shell, as far as the system allows."""
+    """Raise the limit on open files of this process, as far as the system allows. A shell on a Mac sets it to 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     raised = raised_limit(soft, hard, count)
     if raised != soft:
@@ -234,7 +235,7 @@ def allow_open_files(count: int) -> None:
 
 
 def raised_limit(soft: int, hard: int, wanted: int) -> int:
-    """Return a soft limit of `wanted` or more, as far as the hard limit allows."""
+    """Return a soft limit of at least `wanted`, as far as the hard limit allows."""
     if soft == resource.RLIM_INFINITY:
         return soft
     return max(soft, wanted if hard == resource.RLIM_INFINITY else min(wanted, hard))

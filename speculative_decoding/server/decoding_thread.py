@@ -1,7 +1,7 @@
-"""The one thread that uses the model. It sleeps while there is nothing to decode, and never waits for a client.
+"""The decoding thread, the only thread that uses the model. It sleeps while there is nothing to decode.
 
-After each round, it passes the updates of all requests to the event loop in one call. It is independent of HTTP. `Lane`
-decides what is decoded next.
+After each round, the thread passes the updates of all requests to the event loop in one call, so it never waits for a
+client. `Lane` decides what to decode next. This module is independent of HTTP.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ MAX_FAILED_ROUNDS = 3  # consecutive failures, with no request finished in betwe
 class DecodingThread:
     """Decodes the items of all clients.
 
-    If a round fails, for example for lack of memory, all requests fail, and decoding continues with new engines. After
-    `MAX_FAILED_ROUNDS` consecutive failures, the thread ends, because only a new process may help. With a sharded
-    model, it ends after the first failure, because other ranks may be waiting for its part of a sum.
+    If a round fails, for example because memory is full, all requests fail, and decoding continues with new engines.
+    After `MAX_FAILED_ROUNDS` consecutive failures, the thread ends, because the process may need a restart. With a
+    sharded model, the thread ends after the first failure, because other ranks may be waiting for a reduction.
 
     Args:
-        open_session: Loads the models. The context is entered and exited in the thread.
-        limits: Limits of the server.
+        open_session: Loads the models. Its context is entered and exited in the decoding thread.
+        limits: The limits of the server.
 
     Attributes:
         decoding: How many items have a slot.
@@ -65,11 +65,11 @@ class DecodingThread:
         self.waiting = 0
 
     def start(self, on_ready: Callable[[Session], None], on_end: Callable[[Exception | None], None]) -> None:
-        """Start the thread. Must be called on the event loop, where both callbacks will run.
+        """Start the thread. Call this on the event loop, where both callbacks will run.
 
         Args:
             on_ready: Called when the models are loaded.
-            on_end: Called when the thread ends, with the error, or None after `stop`.
+            on_end: Called when the thread ends: with the error, or with None after `stop`.
         """
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(on_ready, on_end), name="decoding")
@@ -77,24 +77,24 @@ class DecodingThread:
         self.reading.start()
 
     def submit(self, items: Sequence[ClientItem]) -> None:
-        """Queue items. Each is accepted or refused before any of them is decoded."""
+        """Queue items. All of them are accepted or refused before the first one is decoded."""
         with self._wake:
             self._to_submit += items
             self._wake.notify()
 
     def cancel(self, items: Sequence[ClientItem]) -> None:
-        """Free the slots of items before the next round. Finished items are ignored."""
+        """Free the slots of items before the next round. Ignores finished items."""
         with self._wake:
             self._to_cancel += items
             self._wake.notify()
 
     def wake(self) -> None:
-        """Look whether there is something to decode, because speech or a part of an item has arrived."""
+        """Wake the thread, because more speech or another part of a text has arrived."""
         with self._wake:
             self._wake.notify()
 
     def stop(self) -> None:
-        """End after the current round, and wait until the thread has ended."""
+        """Stop after the current round, and wait until the thread has ended."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
@@ -122,20 +122,20 @@ class DecodingThread:
         self._call_on_loop([partial(on_end, error)])
 
     def _decode(self, session: Session) -> Exception | None:
-        """Decode until `stop` is called. Returns the error if too many rounds fail."""
+        """Decode until `stop` is called. Returns the last error if too many rounds fail."""
         while not self._is_stopping:
             lane = new_lane(session, self._limits)
             try:
                 while self._take(lane):
                     lane.step()
-                    self._tell(lane)
+                    self._notify(lane)
                     self.decoding = lane.decoding
                     self.waiting = lane.waiting
             except Exception as error:
                 LOG.exception("a round failed, and with it %d requests", len(lane.active))
                 failure = ServerError(500, FAILED, code="round_failed")
                 lane.calls += [partial(item.client.fail, failure) for item in lane.active]
-                self._tell(lane)
+                self._notify(lane)
                 self.decoding = 0
                 self.waiting = 0
                 self._failed_rounds = 1 if lane.finished else self._failed_rounds + 1
@@ -144,34 +144,34 @@ class DecodingThread:
         return None
 
     def _take(self, lane: Lane) -> bool:
-        """Submit and cancel the pending items, and sleep while there is nothing to do. Returns False after `stop`."""
+        """Submit and cancel the queued items, and sleep while there is nothing to do. Returns False after `stop`."""
         with self._wake:
             while lane.is_idle and not (self._to_submit or self._to_cancel or self._is_stopping):
                 self._wake.wait()
             to_submit, self._to_submit = self._to_submit, []
             to_cancel, self._to_cancel = self._to_cancel, []
-        dropped = {*to_cancel}  # perhaps before they were begun
+        dropped = {*to_cancel}  # an item can be cancelled before it is submitted
         for item in to_submit:
             if item not in dropped:
                 lane.submit(item)
-        self._tell(lane)  # before the round, which may take long
+        self._notify(lane)  # now, because the round may take long
         for item in to_cancel:
             lane.cancel(item)
         return not self._is_stopping
 
-    def _tell(self, lane: Lane) -> None:
+    def _notify(self, lane: Lane) -> None:
         calls, lane.calls = lane.calls, []
         self._call_on_loop(calls)
 
     def _call_on_loop(self, calls: Sequence[Callback]) -> None:
-        """Run the calls on the event loop, all in one wake-up."""
+        """Schedule calls on the event loop, as one callback."""
         if calls:
-            with suppress(RuntimeError):  # the loop is closed, so no client is left
+            with suppress(RuntimeError):  # if the loop is closed, there are no clients
                 self._loop.call_soon_threadsafe(run_all, calls)
 
 
 def new_lane(session: Session, limits: Limits) -> Lane:
-    """Return a lane with new engines, for prompts and texts, or for recordings and live speech."""
+    """Return a lane with new engines: for prompts and texts, or for recordings and live speech."""
     if session.model.audio is None:
         texts = text_scheduler(session, limits)
         return Lane(texts, held_clients=texts.held_clients)
@@ -186,25 +186,25 @@ def run_all(calls: Sequence[Callback]) -> None:
 
 
 def warm_up(session: Session, slots: int) -> None:
-    """Measure the device, and compile a row's passes for each draft length, so that no client has to wait for this."""
+    """Calibrate the device, and compile the passes of a row for each draft length, before the first client arrives."""
     defaults = session.options_with({})
     session.planner.prepare(defaults, slots)
     audio = session.model.audio
     language = next(iter(session.tokenizer.languages), None)
-    # The text below is too short to copy long drafts from, so use the draft model
+    # The source below is too short for long copies, so use the draft model
     drafter = "model" if defaults.drafter == "auto" and session.draft_model is not None else defaults.drafter
     options = replace(defaults, drafter=drafter, min_tokens=0, src_lang=None, tgt_lang=language, decoder_prefix="")
     fixed = options.num_draft_tokens
     source: Source
     if audio is None:
-        source = session.tokenizer.encode("a")  # a text would get the note about prefixes
+        source = session.tokenizer.encode("a")  # token ids, because a text would cause the note about prefixes
     else:
         from ..models.whisper import NoiseFrames
 
         source = NoiseFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
     lengths = (0, fixed) if isinstance(fixed, int) else range(LONGEST + 1)
     if session.drafts_text and options.runs_draft_model:
-        decode_drafts(session, slots, source, options, [LONGEST])  # the draft model writes, but perhaps a short text
+        decode_drafts(session, slots, source, options, [LONGEST])  # the draft model may write only a short text
         options = replace(options, drafter=LastToken())
     decode_drafts(session, slots, source, options, lengths)
 
@@ -212,7 +212,7 @@ def warm_up(session: Session, slots: int) -> None:
 def decode_drafts(
     session: Session, slots: int, source: Source, options: GenerationOptions, lengths: Iterable[int]
 ) -> None:
-    """Decode a prompt once with a draft of each length."""
+    """Decode a prompt once for each draft length."""
     engine = session.engine(options, slots)
     for length in lengths:
         engine.submit(source, replace(options, max_tokens=length + 1), FixedLength(length))
@@ -221,7 +221,7 @@ def decode_drafts(
 
 
 class LastToken(Drafter):
-    """Drafts any number of tokens."""
+    """Repeats the last token, to draft any number of tokens."""
 
     def begin(self, input_tokens: Sequence[int]) -> None:
         pass

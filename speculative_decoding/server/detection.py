@@ -1,4 +1,4 @@
-"""Detects the language of clients' texts, with py3langid. It knows nothing of models."""
+"""Detects the languages of clients' texts with py3langid. Independent of the served model."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from .errors import ServerError
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
-CHARACTERS = 2000  # of a text that are read; each takes about 0.1 us
-MIN_CONFIDENCE = 1.0  # of further languages in a response, in percent
-NO_EVIDENCE = 0.05  # the detector's probability of each language is lower than this for a text such as "ok" or "12"
-NEUTRAL = "en"  # the language of such a text, if a model has it
+CHARACTERS = 2000  # number of characters of a text that are read; each takes about 0.1 us
+MIN_CONFIDENCE = 1.0  # in percent, for all but the first language in a response
+NO_EVIDENCE = 0.05  # for a text such as "ok" or "12", the probabilities of all languages are below this
+NEUTRAL = "en"  # the detected language of such a text, if it is among the candidates
 
 Detection = dict[str, Any]  # LibreTranslate's format: `language`, and `confidence` in percent
 
 
 class Detector:
-    """Detects languages. It needs 75 MB and half a second when it is first used."""
+    """Detects languages. The first use takes half a second and 75 MB of memory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._identifier: LanguageIdentifier | None = None
-        self._codes: dict[str, str] = {}  # by the detector's label
+        self._codes: dict[str, str] = {}  # label of py3langid -> language code
 
     def require_installed(self, field: str) -> None:
-        """Raise a `ServerError` that names the field if py3langid is not installed."""
+        """Raise a `ServerError` for a field if py3langid is not installed."""
         if util.find_spec("py3langid") is None:
             way_out = "pip install py3langid on the server, or name the language"
             problem = f"languages cannot be detected without py3langid; {way_out}"
             raise ServerError.of_field(field, problem, status=501)
 
     def detect(self, text: str, codes: Collection[str]) -> list[Detection]:
-        """Return the most likely languages of a text, best first. May be called in any thread.
+        """Return the most likely languages of a text, most likely first. Thread-safe.
 
-        The confidence is the probability among all languages of the detector. It is therefore low for a text in none of
-        the given languages.
+        The confidence is the probability among all languages of py3langid. It is therefore low if the text is in none
+        of the candidate languages.
 
-        codes: of the languages to choose from.
+        codes: The codes of the candidate languages.
         """
         text = text[:CHARACTERS]
-        written: dict[str, list[str]] = {}  # code without a script -> the codes to choose from
+        written: dict[str, list[str]] = {}  # code without a script -> candidate codes
         for code in codes:
             written.setdefault(language_of(code).code, []).append(code)
         own = {code: min(each, key=len) for code, each in written.items()}  # ace rather than ace-Latn
-        if len(chinese := written.get("zh", [])) > 1:  # the detector does not know scripts
+        if len(chinese := written.get("zh", [])) > 1:  # py3langid does not distinguish scripts
             own["zh"] = matching_language(chinese_code(text), chinese) or own["zh"]
         probabilities = dict.fromkeys(own, 0.0)
         labels = self._loaded().rank(text)
@@ -72,7 +72,7 @@ class Detector:
 
 
 def chinese_code(text: str) -> str:
-    """Return zh-Hans or zh-Hant, by the characters that only one of the standards GB 2312 and Big5 has."""
+    """Return zh-Hans or zh-Hant. Counts the characters that occur in only one of the standards GB 2312 and Big5."""
     found: Counter[tuple[bool, bool]] = Counter(
         (is_in("gb2312", each), is_in("big5", each)) for each in text if "\u4e00" <= each <= "\u9fff"
     )

@@ -1,4 +1,4 @@
-"""Texts and files of clients as documents. Imported only if the package has the subpackage documents/."""
+"""Divides clients' texts and files into parts, like documents. Requires the optional subpackage documents/."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from ..session import Session
 from .detection import CHARACTERS
 from .limits import Limits
 
-SAMPLE_PARTS = 1000  # of a document from which its language is detected
+SAMPLE_PARTS = 1000  # number of parts that are read to detect the language of a document
 
 
 @dataclass(frozen=True)
 class Prompting:
-    """How the prompts of a text are decoded.
+    """Creates the prompts for the sources of a text.
 
     Args:
-        prefix: The text before each of them.
-        options: Their options. `max_tokens` is the largest limit; most sources have a lower one.
+        prefix: The text before each source.
+        options: The options of all prompts. `max_tokens` is an upper bound; short sources have a lower limit.
         session: The models. The target's tokenizer counts the tokens of the sources.
-        limits: Limits of the server.
+        limits: The limits of the server.
     """
 
     prefix: str
@@ -48,7 +48,7 @@ class Prompting:
     limits: Limits
 
     def prompt(self, text: str) -> dict[str, Any]:
-        """Return the prompt for a text, and its options."""
+        """Return the prompt for a source, and its options."""
         prompt, options = self.prefix + text, self.options
         usual = usual_max_tokens(len(self.session.tokenizer.encode(prompt, options.src_lang)))
         return {"prompt": prompt, "options": options.with_values(max_tokens=min(usual, options.max_tokens))}
@@ -58,9 +58,9 @@ class Document:
     """A text or a file of a client. `begin` sets `prompting` and `parts`.
 
     Args:
-        text: Its content.
-        options: How it is read.
-        file: The file; None for a text.
+        text: The content.
+        options: The options for reading it.
+        file: The file, or None for a text.
     """
 
     prompting: Prompting
@@ -74,7 +74,7 @@ class Document:
         self._findings = DocumentFindings()
 
     def sample(self) -> str:
-        """Return the first words, without markup."""
+        """Return the beginning of the text without markup, for language detection."""
         if self._options.format == "text":
             return self.text
         found: list[str] = []
@@ -87,28 +87,28 @@ class Document:
         return "\n".join(found)
 
     def begin(self, prompting: Prompting) -> None:
-        """Set how the prompts are decoded, and prepare its parts. Reading a part may take seconds."""
+        """Set `prompting`, and `parts` to an iterator. Each step of the iterator may take seconds."""
         self.prompting = prompting
         language = source_language(prompting.options.src_lang, prompting.prefix)
         self.parts = parts_of(StringIO(self.text, newline=""), self._options, language)
         self._rules = Rules(fitting(prompting))
 
     def steps(self, part: Literal | Piece) -> Steps | None:
-        """Return how a part is decoded; None for one that is copied."""
+        """Return the steps that decode a part, or None if the part is copied."""
         return decode_piece(part, self._rules) if isinstance(part, Piece) else None
 
     def add(self, part: Literal | Piece, result: DecodedPiece | None) -> str:
-        """Return what to write for the next part. result: that of its steps, or None."""
+        """Return the output for the next part. result: The result of its steps, or None if the part is copied."""
         self._findings.add(part, result)
         return self._renderer.add(part, result)
 
     def findings(self) -> list[dict[str, Any]]:
-        """Return what a reader should check in the output."""
+        """Return the findings: the places in the output that a reader should check."""
         return [each._asdict() for each in self._findings.by_line()]
 
 
 def fitting(prompting: Prompting) -> Callable[[str], bool]:
-    """Return whether the model and the limits allow a text as a prompt, after its prefix."""
+    """Return a function that tells whether a source, with its prefix, is within the limits of the model and server."""
     session, most = prompting.session, prompting.limits.max_prompt_tokens
 
     def is_allowed(text: str) -> bool:
@@ -125,7 +125,7 @@ def fitting(prompting: Prompting) -> Callable[[str], bool]:
 def open_file(content: bytes, name: str, format: str | None) -> Document:
     """Read a file. Raises `InputError`.
 
-    format: one of the names in `FORMATS`; None for that of the name's suffix, which must be one that clients are told.
+    format: One of the names in `FORMATS`. None selects the format by the suffix of the name.
     """
     if format is None and not PurePath(name).suffix:
         way_out = Message("rename it, or name a {format}")

@@ -1,4 +1,4 @@
-"""Errors for clients, in OpenAI's format."""
+"""Errors that are reported to clients, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FAILED = "the server failed while decoding this request; see its log"
 
 
 class ServerError(Exception):
-    """An error response. The message is one line and reveals nothing about the server's machine.
+    """An error response. The message must not reveal anything about the server's machine.
 
     Args:
-        status: HTTP status.
-        message: A description for people.
+        status: The HTTP status.
+        message: A description for people, which is converted to one line.
         param: The field that caused the error.
         code: A stable identifier for programs.
         headers: Additional headers of the response.
@@ -41,12 +41,12 @@ class ServerError(Exception):
     def of(
         cls, error: Exception, names: Mapping[str, str] = MappingProxyType({}), subject: str | None = None
     ) -> ServerError:
-        """Convert an error of an option, prompt or file. Any other error is reported without details.
+        """Convert an error to a response. Only errors about options, prompts and files are reported with details.
 
         Args:
             error: The error.
-            names: The API's names for options that have another name there.
-            subject: The field to report if the error names none.
+            names: Option name -> field name, for options that have another name in the API.
+            subject: The field to report if the error does not name an option.
         """
         if isinstance(error, ServerError):
             return error
@@ -60,7 +60,7 @@ class ServerError(Exception):
 
     @classmethod
     def of_field(cls, name: str, problem: str, code: str | None = None, status: int = 400) -> ServerError:
-        """Return the error for a field. Its message begins with the name."""
+        """Return the error for a field. The message begins with the name of the field."""
         return cls(status, f"{name}: {problem}", name, code)
 
     @property

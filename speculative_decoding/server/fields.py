@@ -1,6 +1,7 @@
-"""Reads the fields of requests and events. Each API has a table of its fields; JSON and forms share one parser.
+"""Parses the fields of requests and events according to tables. JSON objects and forms share one parser.
 
-It does not know what the fields mean. The tables are next to the code that uses the values.
+Each API has its own tables, which are next to the code that uses the values. This module is independent of the meaning
+of the fields.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ANY_TEXT = Text(may_be_empty=True)
 
 
 class Anything(Value):
-    """Any value, for a field that its user checks or that has no effect."""
+    """Accepts any value, for a field that is ignored or checked later."""
 
     expected = "anything"
     metavar = "X"
@@ -37,7 +38,7 @@ class Anything(Value):
 
 
 class File(Value):
-    """A file of a form, as a `Part`."""
+    """Accepts a file in a form. The value is a `Part`."""
 
     expected = "a file, sent as multipart/form-data"
     metavar = "FILE"
@@ -53,13 +54,13 @@ class Field:
     """A field of an API.
 
     Attributes:
-        type: The values that it accepts, or the fields of an object.
-        option: The option that it sets, if that has another name.
-        required: What to send, if it must not be missing.
-        refused: Why it is refused.
-        only: The only value that is not refused, because it changes nothing.
-        ignored: Whether it has no effect.
-        blank: Whether an empty text counts as a missing field. In forms, all fields are like this.
+        type: The type of the value, or the table of fields if the value is an object.
+        option: The option that the field sets (default: the option with the name of the field).
+        required: What to send, if the field must not be missing.
+        refused: Why the field is refused.
+        only: The only value of a refused field that is accepted, because the value has no effect.
+        ignored: Whether the field has no effect.
+        blank: Whether an empty text counts as missing. In forms, an empty text always counts as missing.
     """
 
     type: Value | Mapping[str, Field] = ANY_TEXT
@@ -72,7 +73,7 @@ class Field:
 
 
 def option_fields() -> dict[str, Field]:
-    """Return a field for each decoding option. Options that all rows of a batch share are refused."""
+    """Return a field for each decoding option. Options that must be equal for all rows of a batch are refused."""
     shared = Field(refused="is set when the server starts; leave it out")
     return {name: Field(spec.type) if spec.per_row else shared for name, spec in option_specs().items()}
 
@@ -104,7 +105,7 @@ async def read_fields(request: Request, max_bytes: int, *media_types: str) -> di
 
 
 def parse_json(text: str, subject: str) -> dict[str, Any]:
-    """Parse a JSON object from a client. Raises `ServerError`. subject: its name in messages."""
+    """Parse a JSON object from a client. Raises `ServerError`. subject: The name of the object in messages."""
     try:
         fields = parse_json_object(text)
     except InputError as error:
@@ -116,15 +117,15 @@ def parse_json(text: str, subject: str) -> dict[str, Any]:
 
 
 def parse_fields(sent: Mapping[str, Any] | list[Part], table: Mapping[str, Field], path: str = "") -> dict[str, Any]:
-    """Return the accepted values by option. Those of an object in the object are among them.
+    """Return the accepted values by option name. The values of nested objects are in the same dict.
 
     Args:
-        sent: An object, whose null fields count as missing, or the parts of a form, whose names may end with [].
+        sent: An object, whose null fields count as missing; or the parts of a form, whose names may end with [].
         table: The fields of the API.
-        path: Of the object, with a dot at its end.
+        path: The path of the object, with a dot at the end; "" for the root.
 
     Raises:
-        ServerError: A field is unknown, refused, missing or has a wrong value. Its `param` is the path of the field.
+        ServerError: A field is unknown, refused or missing, or has an invalid value. `param` is the path of the field.
     """
     is_form = isinstance(sent, list)
     values: dict[str, Any] = {}
@@ -157,7 +158,7 @@ def parse_fields(sent: Mapping[str, Any] | list[Part], table: Mapping[str, Field
 
 
 def grouped(parts: Sequence[Part]) -> dict[str, list[str | Part]]:
-    """Return the texts and files of a form by name. Raises `ServerError`."""
+    """Return the texts and files of a form by field name. Raises `ServerError`."""
     found: dict[str, list[str | Part]] = {}
     for part in parts:
         name = part.name.removesuffix("[]")
@@ -169,9 +170,9 @@ def grouped(parts: Sequence[Part]) -> dict[str, list[str | Part]]:
 
 
 def form_value(name: str, type_: Any, items: list[str | Part]) -> Any:
-    """Return the value of a field, or "" if it is empty, as programs send it for an input that the user left blank."""
+    """Return the value of a field in a form, or "" if it is empty. Browsers send empty texts for blank inputs."""
     item_type = type_.item if isinstance(type_, ListOf) else type_
-    if len(items) == 1 or not isinstance(type_, Union):  # of several texts to translate, some may be empty
+    if len(items) == 1 or not isinstance(type_, Union):  # in a list of texts to translate, some may be empty
         items = [item for item in items if item != ""]
     if not isinstance(item_type, File) and any(isinstance(item, Part) for item in items):
         raise ServerError.of_field(name, "must not be a file")
@@ -185,7 +186,7 @@ def form_value(name: str, type_: Any, items: list[str | Part]) -> Any:
 
 
 def accepted(name: str, accept: Callable[[Any], Any], type_: Value, value: Any) -> Any:
-    """Return the value as a plain Python object. Raises `ServerError`. accept: A method of the type."""
+    """Return the result of `accept`, which is a method of the type. Raises `ServerError` for an invalid value."""
     try:
         return accept(value)
     except (ValueError, TypeError, OverflowError):
@@ -193,7 +194,7 @@ def accepted(name: str, accept: Callable[[Any], Any], type_: Value, value: Any) 
 
 
 def require_harmless(name: str, field: Field, value: Any) -> None:
-    """Raise `ServerError` for a field that is refused, unless its value changes nothing."""
+    """Raise `ServerError` for a refused field, unless its value has no effect."""
     if field.only is None:
         raise ServerError.of_field(name, field.refused, "unsupported_value")
     if value != field.only or isinstance(value, bool) != isinstance(field.only, bool):
@@ -202,7 +203,7 @@ def require_harmless(name: str, field: Field, value: Any) -> None:
 
 
 def field_of(name: str, table: Mapping[str, Field], path: str) -> Field:
-    """Return a field of a table. Raises `ServerError` for an unknown name, with a suggestion."""
+    """Return the field with a name. For an unknown name, raises a `ServerError` with a suggestion."""
     if name in table:
         return table[name]
     known = accepted_names(table)
@@ -211,7 +212,21 @@ def field_of(name: str, table: Mapping[str, Field], path: str) -> Field:
     raise ServerError.of_field(f"{path}{name}"[:80], f"unknown field; {hint}", "unknown_field")
 
 
+def option_names(table: Mapping[str, Field], path: str = "") -> dict[str, str]:
+    """Return option name -> field name, for options whose field has another name or is in an object.
+
+    path: The path of the object, with a dot at the end; "" for the root.
+    """
+    names: dict[str, str] = {}
+    for name, field in table.items():
+        if isinstance(field.type, Mapping):
+            names |= option_names(field.type, f"{path}{name}.")
+        elif path or field.option:
+            names[field.option or name] = f"{path}{name}{'[]' if isinstance(field.type, ListOf) else ''}"
+    return names
+
+
 def accepted_names(table: Mapping[str, Field]) -> list[str]:
-    """Return the names of the fields that matter, or all names if none does."""
+    """Return the names of the fields that have an effect, or all names if no field has one."""
     names = [name for name, field in table.items() if not field.ignored and (field.required or not field.refused)]
     return names or [*table]

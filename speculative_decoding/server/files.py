@@ -47,21 +47,21 @@ async def opened(request: Request, part: Part, format: str | None) -> Document:
 
 
 def base_name(name: str) -> str:
-    """Return a file name without its folders, as programs on any system write them."""
+    """Return a file name without its folders, which may be separated by slashes or backslashes."""
     return re.split(r"[/\\]", name)[-1]
 
 
 def file_names(name: str, target: str) -> tuple[str, str]:
-    """Return what users call a translated file: talk_de for talk, and its suffix, such as .srt."""
+    """Return the name of a translated file for users, such as talk_de for talk, and its suffix, such as .srt."""
     path = PurePath(name)
     suffix = path.suffix if re.fullmatch(r"\.[A-Za-z0-9]{1,8}", path.suffix) else ""
     return f"{name.removesuffix(suffix) or 'file'}_{target}", suffix
 
 
 def own_address(request: Request) -> str:
-    """Return the address under which the client reached the server, perhaps through a proxy with TLS.
+    """Return the URL at which the client reached the server, which may be behind a proxy with TLS.
 
-    A client that sends a false header gets a false link, which nobody else sees.
+    The headers need no check: a client that sends a false header gets a false link, which is sent to no other client.
     """
     is_encrypted = request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
     return f"http{'s' if is_encrypted else ''}://{request.headers['host']}"
@@ -70,5 +70,5 @@ def own_address(request: Request) -> str:
 async def download_file(request: Request) -> Response:
     files: KeptFiles = request.app.state.files
     file = files.get(request.path_params["name"])
-    headers = {"Content-Disposition": content_disposition(file.name)}  # the server adds nosniff and no-store to all
+    headers = {"Content-Disposition": content_disposition(file.name)}  # all responses also have nosniff and no-store
     return Response(file.content, media_type="application/octet-stream", headers=headers)

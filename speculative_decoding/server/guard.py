@@ -1,4 +1,4 @@
-"""Access control: checks the Host and Origin headers and the token before a body is read or a WebSocket accepted."""
+"""Access control: checks Host, Origin and token before the body of a request is read or a WebSocket is accepted."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from ..errors import one_line
 from .bodies import error_response
 from .errors import ServerError
 
-HOST = re.compile(r"([\w.-]+|\[[\da-f:.]+\])(:\d{0,5})?", re.ASCII | re.IGNORECASE)  # a name or address, perhaps a port
+HOST = re.compile(r"([\w.-]+|\[[\da-f:.]+\])(:\d{0,5})?", re.ASCII | re.IGNORECASE)  # name or address, optional port
 
-PAGE = {  # the files of the web page, and their media types
+PAGE = {  # file of the web page -> media type
     "/page.css": "text/css",
     "/page.js": "text/javascript",
     "/page_text.js": "text/javascript",
     "/page_speech.js": "text/javascript",
     "/page_capture.js": "text/javascript",
 }
-# LibreTranslate's clients ask for the languages and settings without a token. Both contain no texts
+# LibreTranslate's clients request languages and settings without a token. The responses contain no texts
 PUBLIC = ("/", *PAGE, "/health", "/languages", "/frontend/settings")
-TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # as in OpenAI's browser client; pages cannot set a socket's headers
+TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # as in OpenAI's client: browsers cannot set a WebSocket's headers
 TOKEN_IN_BODY = ("/translate", "/translate_file", "/detect")  # LibreTranslate's clients send it there
 
 
 class Guard:
     """ASGI middleware that refuses requests for other hosts, from other origins, or without the token.
 
-    Requests may also name the server by IP address. A malicious web page could reach this machine through a host
-    name that an attacker's DNS server redirects to it (DNS rebinding), but an IP address cannot be redirected.
+    The check of the host prevents DNS rebinding: an attacker's DNS server can point a host name at this machine, so
+    that a malicious web page can send requests to it. IP addresses are allowed as hosts, because they need no DNS.
 
     Args:
         app: The application.
-        hosts: Names of this server. localhost is always allowed.
+        hosts: The host names of this server. localhost is always allowed.
         token: The token that clients must send, or None.
-        log: Called after each response or WebSocket with the scope, the HTTP status (0 if none was sent) and the
-            seconds it took.
+        log: Called after each response or WebSocket with the scope, the HTTP status (0 if no response was sent) and
+            the duration in seconds.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Guard:
             elif message["type"] == "websocket.accept":
                 status = 101
             elif message["type"] == "websocket.close":
-                status = status or 403  # what uvicorn answers
+                status = status or 403  # uvicorn's response
             await send(message)
 
         scope["token"] = self._token
@@ -80,12 +80,12 @@ class Guard:
                 return await error_response(scope["path"], error)(scope, receive, send_and_note_status)
             await self._app(scope, receive, send_and_note_status)
         except asyncio.CancelledError:
-            # Some seconds after the grace period, uvicorn cancels unfinished requests, such as incomplete uploads
+            # A few seconds after the grace period, uvicorn cancels unfinished requests, such as incomplete uploads
             if not status:
                 stopping = ServerError(503, "the server is stopping", code="stopping", headers={"Connection": "close"})
                 await error_response(scope["path"], stopping)(scope, receive, send_and_note_status)
         except WebSocketDisconnect:
-            pass  # the client has left
+            pass  # the client has disconnected
         except Exception:
             if status == 101:
                 with suppress(OSError):
@@ -99,7 +99,7 @@ class Guard:
         """Raise `ServerError` for a request that is not allowed."""
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:
-            # A proxy may disagree about where the request ends (RFC 9112, section 6.1)
+            # A proxy may use the other length, and so disagree about the end of the request (RFC 9112, section 6.1)
             message = "Content-Length and Transfer-Encoding exclude each other"
             raise ServerError(400, message, code="two_lengths", headers={"Connection": "close"})
         hosts = headers.getlist("host")
@@ -125,7 +125,7 @@ class Guard:
 
 
 def host_of(origin: str) -> str:
-    """Return the host of an origin, perhaps with a port, in lower case; an empty string for anything else."""
+    """Return the host of an origin and its port, if any, in lower case; "" if the origin is invalid."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:  # such as brackets without an IPv6 address
@@ -133,17 +133,17 @@ def host_of(origin: str) -> str:
 
 
 def token_in_subprotocols(scope: Scope) -> str:
-    """Return the token of a page's WebSocket, or an empty string. Pages escape its characters, as in a URL."""
+    """Return the token in the subprotocols of a WebSocket, or "". Web pages percent-encode the token."""
     given = [name for name in scope.get("subprotocols", ()) if name.startswith(TOKEN_SUBPROTOCOL)]
     return unquote(given[0].removeprefix(TOKEN_SUBPROTOCOL)) if given else ""
 
 
 def require_token(scope: Scope, token: str = "") -> None:
-    """Check the token in constant time. Raises `ServerError` if it is wrong.
+    """Check the token of a request in constant time. Raises `ServerError` if the token is missing or wrong.
 
     Args:
         scope: The request. Its Authorization header has precedence.
-        token: A token from the body or the subprotocols, for requests without that header.
+        token: The token in the body or the subprotocols, for a request without that header.
     """
     expected = scope["token"]
     if expected is None:

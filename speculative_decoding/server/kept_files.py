@@ -1,4 +1,4 @@
-"""Keeps translated files in memory until clients have downloaded them, under names that nobody can guess."""
+"""Keeps translated files in memory for a limited time, under unguessable names."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from urllib.parse import quote
 
 from .errors import ServerError
 
-RANDOM_BYTES = 24  # of a name
-MAX_NAME = 100  # characters of a name for users
-KEPT = 64  # all files together may have as many bytes as this many requests
-GROWTH = 2  # how many bytes are reserved for each byte of a file that is being translated
+RANDOM_BYTES = 24  # number of random bytes in a name
+MAX_NAME = 100  # maximum number of characters in the name for users
+KEPT = 64  # maximum size of all files together, as a multiple of the maximum size of a request
+GROWTH = 2  # bytes reserved for each byte of a file that is being translated
 
 
 class KeptFile(NamedTuple):
-    """name: what users call the file. client: the address for which it is kept. timer: deletes it."""
+    """A translated file. name: The name for users. client: The address of the client. timer: Deletes the file."""
 
     name: str
     content: bytes
@@ -29,26 +29,26 @@ class KeptFile(NamedTuple):
 
 
 class KeptFiles:
-    """Files by their random names. Nothing is written to a disk, so no name leads to another file.
+    """Maps random names to files. Files are never written to disk, so no name can refer to a different file.
 
-    Room is reserved before a file is translated, so no finished translation is refused. A client may have as much as it
-    leaves free (a dynamic threshold, as for the buffers of switches: Choudhury and Hahne, 1998), so one client alone
-    has at most half, and a few clients cannot take all.
+    Memory is reserved before a file is translated, so no finished translation is refused. A client may use as much
+    memory as is free after its own use (dynamic thresholds, Choudhury and Hahne, 1998). A single client can therefore
+    use at most half of the memory, and a few clients cannot use all of it.
 
     Args:
         seconds: How long a file is kept.
-        max_bytes: The size of all files together, and of the reserved room.
+        max_bytes: The maximum size of all files and reservations.
     """
 
     def __init__(self, seconds: float, max_bytes: int) -> None:
         self._seconds = seconds
         self._max_bytes = max_bytes
         self._files: dict[str, KeptFile] = {}
-        self._used: Counter[str] = Counter()  # bytes by client: kept, and reserved
+        self._used: Counter[str] = Counter()  # client -> bytes that are kept or reserved
 
     @contextmanager
     def reserve(self, client: str, size: int) -> Iterator[None]:
-        """Reserve room for the translation of so many bytes within the context. Raises `ServerError`."""
+        """Reserve memory for a translation within the context. size: Of the source file. Raises `ServerError`."""
         size *= GROWTH
         if self._used[client] + size > self._max_bytes - self._used.total() - size:
             message = "too many translated files are kept; try again in some minutes"
@@ -60,9 +60,9 @@ class KeptFiles:
             self._release(client, size)
 
     def keep(self, client: str, name: str, suffix: str, content: bytes) -> str:
-        """Keep a file, for which there is `reserve`, and return its random name.
+        """Keep a file, for which memory is reserved, and return its random name.
 
-        name: what users call it. suffix: the end of both names.
+        name: The name for users, without the suffix. suffix: The end of both names.
         """
         key = secrets.token_urlsafe(RANDOM_BYTES) + suffix
         timer = asyncio.get_running_loop().call_later(self._seconds, self._delete, key)
@@ -80,7 +80,7 @@ class KeptFiles:
             del self._used[client]
 
     def get(self, key: str) -> KeptFile:
-        """Return a file. Raises `ServerError`."""
+        """Return a file. Raises `ServerError` for an unknown name."""
         if key not in self._files:
             raise ServerError(404, "no such file; translated files are deleted after some minutes", code="no_file")
         return self._files[key]
@@ -94,7 +94,7 @@ class KeptFiles:
 
 
 def content_disposition(name: str) -> str:
-    """Return a header that makes a program save a file under a name (RFC 6266), or under a similar one in ASCII."""
+    """Return a Content-Disposition header (RFC 6266) with a file name, and a similar ASCII name for old programs."""
     name = "".join(each if each.isprintable() and each not in '/\\:*?"<>|' else "_" for each in name)
     plain = re.sub("[^A-Za-z0-9._-]", "_", name)
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='')}"

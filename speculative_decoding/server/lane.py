@@ -1,4 +1,4 @@
-"""The items of all clients in one scheduler: who has the next turn, who is told what, and what is cancelled."""
+"""Submits the items of all clients to one scheduler: assigns turns, notifies clients, and cancels items."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..errors import InputError
-from ..rows.scheduling import Progress, Scheduler
+from ..rows.scheduling import Progress
 from .client_request import Callback, ClientItem
 from .errors import ServerError
 from .turns import Turns
@@ -17,44 +17,53 @@ from .turns import Turns
 LOG = logging.getLogger("speculative_decoding.server")
 
 
-class TurnScheduler(Scheduler[Any, Any], Protocol):
-    """A scheduler whose items need a slot again and again: for each window of a recording, or prompt of a text.
+class TurnScheduler(Protocol):
+    """A scheduler whose items need a slot repeatedly: for each window of a recording, or for each prompt of a text.
 
-    paused: The numbers of the items that can use a slot now.
-    free_turns: How many of them can have a turn before the next round.
+    paused: The numbers of the items that could use a slot now.
+    free_turns: How many of these items can have a turn before the next round.
+
+    The other members are those of `Scheduler`.
     """
 
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def is_idle(self) -> bool: ...
+    def cancel(self, number: int) -> None: ...
     @property
     def paused(self) -> Sequence[int]: ...
     @property
     def free_turns(self) -> int: ...
 
     def resume(self, number: int) -> Iterable[Progress]:
-        """Give a paused item a slot, even if none is free. Returns progress that is available immediately."""
+        """Give a paused item a slot, even if no slot is free. Returns any progress that is available immediately."""
 
     def decode_round(self) -> Iterable[Progress]:
-        """Run a round of every item that has a slot, without giving others a slot."""
+        """Run a round of all items that have a slot, without giving slots to paused items."""
 
 
 class Lane:
     """Decodes prompts, texts, recordings and live speech for the decoding thread.
 
-    Items that take turns wait until `Turns` chooses them, by the number of turns that each client has had: a recording
-    has a turn for each output, a text for each prompt. All others are passed on at once: a prompt to the queue of the
-    engine, and live speech, which has a slot from its start to its end, whenever enough has arrived.
+    An item that takes turns waits until `Turns` chooses it, by the number of turns that each client has had. Each
+    output of a recording takes a turn, and so does each prompt of a text. All other items start at once: a prompt joins
+    the queue of the engine; live speech has a slot from start to end, and is resumed whenever enough audio has arrived.
 
-    With extra turns, a new item does not wait for the turns in progress. Items that have had a turn wait for the first
-    turns in progress, to avoid slowing them down.
+    With extra turns, a new item does not wait for the turns in progress. While new items have their first turn, items
+    that have had a turn wait, to avoid slowing down the first turns.
 
     Args:
         scheduler: Decodes the items.
-        extra_turns: How many of the scheduler's turns are reserved for items that have not had a turn.
+        extra_turns: How many turns of the scheduler are reserved for items that have not had a turn.
         held_clients: Returns the clients whose items may not have the next turn.
 
     Attributes:
-        calls: Callbacks that notify clients, in order. The caller runs them after `submit` and `step`, even if one of
-            these raises an error, because a finished item is not `active` any more.
-        finished: How many items have ended without an error, and updates of endless ones.
+        calls: Callbacks that notify clients, in order. The caller must run them after `submit` and `step`, even if
+            these raise an error, because a finished item is no longer `active`.
+        finished: The number of items that finished without an error, plus the number of updates of endless items.
     """
 
     def __init__(
@@ -65,11 +74,11 @@ class Lane:
         self._held_clients = held_clients
         self._turns = Turns[int](credit=1.0)
         self._next_number = count()
-        self._items: dict[int, ClientItem] = {}  # that are not finished
-        self._numbers: dict[ClientItem, int] = {}  # of the same items and all their samples
-        self._started: set[int] = set()  # the items that take turns and have had one
-        self._first: set[int] = set()  # the items in their first turn, if there are extra turns
-        self._held: dict[int, set[int]] = {}  # item -> first turns that it waits for
+        self._items: dict[int, ClientItem] = {}  # the unfinished items
+        self._numbers: dict[ClientItem, int] = {}  # unfinished item, or sample of one -> number
+        self._started: set[int] = set()  # the items that have had a turn
+        self._first: set[int] = set()  # with extra turns, the items that are in their first turn
+        self._held: dict[int, set[int]] = {}  # item -> the items for whose first turns it waits
         self.calls: list[Callback] = []
         self.finished = 0
 
@@ -90,11 +99,11 @@ class Lane:
 
     @property
     def active(self) -> Sequence[ClientItem]:
-        """The items that are not finished."""
+        """The unfinished items."""
         return [*self._items.values()]
 
     def submit(self, item: ClientItem) -> None:
-        """Queue an item with its samples. An error fails only its request, not the others."""
+        """Queue an item with its samples. If the item raises an error, only its request fails."""
         if item is not item.samples[0]:
             return
         number = next(self._next_number)
@@ -108,23 +117,23 @@ class Lane:
         self.calls += [each.client.on_queued for each in item.samples]
 
     def cancel(self, item: ClientItem) -> None:
-        """Free the slot of an item, and of all samples of its prompt. A finished item is ignored."""
+        """Free the slot of an item and of all samples of its prompt. Ignores finished items."""
         if item in self._numbers:
             self._forget(self._numbers[item])
 
     def step(self) -> None:
-        """Run a round, after as many turns as are free."""
+        """Give out the free turns, then run a round."""
         for number in self._scheduler.paused:
             if not self._items[number].takes_turns:
-                self._tell(self._scheduler.resume(number))
+                self._notify(self._scheduler.resume(number))
         for _ in range(self._scheduler.free_turns):
             if (turn := self._next_turn()) is None:
                 break
             self._give_turn(turn)
-        self._tell(self._scheduler.decode_round())
+        self._notify(self._scheduler.decode_round())
 
     def _next_turn(self) -> int | None:
-        """Return the item that has the next turn, or None if there is no free one or no item may take it."""
+        """Return the item that has the next turn, or None if no turn is free or no item may take a turn."""
         paused = [number for number in self._scheduler.paused if self._items[number].takes_turns]
         self._first.difference_update(paused)
         for number in paused:
@@ -148,20 +157,20 @@ class Lane:
                 self._first.add(number)
             self._start(number)
         if number in self._items:
-            self._tell(self._scheduler.resume(number))
+            self._notify(self._scheduler.resume(number))
 
     def _start(self, number: int) -> bool:
         """Pass an item to the scheduler. Returns whether it can be decoded."""
         item = self._items[number]
         try:
-            self._tell(item.start(self._scheduler, number))
+            self._notify(item.start(self._scheduler, number))
         except Exception as error:
             self._forget(number)
             self._fail(item, error)
             return False
         return True
 
-    def _tell(self, all_progress: Iterable[Progress]) -> None:
+    def _notify(self, all_progress: Iterable[Progress]) -> None:
         """Notify clients of progress."""
         for progress in all_progress:
             item = self._items[progress.number]
@@ -171,8 +180,8 @@ class Lane:
                 self._fail(item, progress.error)
                 continue
             self.finished += progress.is_last or item.is_endless
-            if (news := item.news(progress)) is not None:
-                self.calls.append(partial(item.client.on_progress, *news))
+            if (update := item.client_progress(progress)) is not None:
+                self.calls.append(partial(item.client.on_progress, *update))
 
     def _fail(self, item: ClientItem, error: Exception) -> None:
         if isinstance(error, ArithmeticError):
@@ -182,7 +191,7 @@ class Lane:
         self.calls.append(partial(item.client.fail, item.error_of(error)))
 
     def _forget(self, number: int) -> None:
-        """Forget an item that has finished or is cancelled, and free its slot."""
+        """Remove an item that has finished or is cancelled, and free its slot."""
         for each in self._items.pop(number).samples:
             del self._numbers[each]
         self._turns.leave(number)

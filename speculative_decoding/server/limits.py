@@ -1,4 +1,4 @@
-"""Limits of a request and of the queue. The command's flags are generated from the fields of `Limits`."""
+"""The limits of requests and of the queue. The flags of the command are generated from the fields of `Limits`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..sampling import GenerationOptions
 from ..sampling.values import Int, Number
 from .errors import ServerError
 
-EXTRA_SLOTS = 1  # for the first outputs of recordings; see `Lane`
-MAX_STOP_CHARACTERS = 256  # each token is compared with every prefix of a stop string
-MESSAGE_FIELDS = 1 << 10  # bytes of a message, in addition to its audio
-MAX_DRAFT_TEXTS = 4  # each token is looked up in every draft text; fewer than a session keeps prepared
+EXTRA_SLOTS = 1  # slots for the first outputs of recordings; see `Lane`
+MAX_STOP_CHARACTERS = 256  # limits the time per token: each token is compared with all prefixes of a stop string
+MESSAGE_FIELDS = 1 << 10  # maximum size of a message without its audio, in bytes
+MAX_DRAFT_TEXTS = 4  # limits the time per token; smaller than the number of prepared texts that a session keeps
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the server. Raises `InputError` if they contradict each other."""
+    """The limits of the server. Raises `InputError` for contradictory values."""
 
     slots: A[int, Int(1), "prompts to decode together"] = DEFAULT_SLOTS
-    queue: A[int, Int(0), "prompts that may wait for a slot; further requests are answered 429"] = 64
+    queue: A[int, Int(0), "prompts that may wait for a slot; further requests get status 429"] = 64
     max_body: A[int, Int(1 << 10), "bytes of a request, or of the audio in a message on a socket"] = 1 << 20
     keep_files: A[float, Number(0, exclusive=True), "minutes for which a translated file can be downloaded"] = 10.0
     max_audio: A[int, Int(1 << 10), "bytes of a recording"] = 25 << 20
@@ -54,11 +54,11 @@ class Limits:
 
     @property
     def max_message(self) -> int:
-        """The bytes of a message: a JSON object with `max_body` bytes in base64."""
+        """The maximum size of a message in bytes: a JSON object with `max_body` bytes in base64."""
         return self.max_body * 4 // 3 + MESSAGE_FIELDS
 
     def check_options(self, options: GenerationOptions) -> None:
-        """Check everything that does not need the tokenizer. Raises a `ServerError` that names the field."""
+        """Check the limits that do not require the tokenizer. Raises a `ServerError` that names the field."""
         if isinstance(options.decoder_prefix, str):
             self.check_length("decoder_prefix", options.decoder_prefix)
         for name, values in (("stop", options.stop), ("eos_token_ids", options.eos_token_ids)):
@@ -68,7 +68,7 @@ class Limits:
             raise ServerError.of_field("stop", f"strings must have at most {MAX_STOP_CHARACTERS} characters")
 
     def check_draft_texts(self, name: str, texts: Sequence[str]) -> None:
-        """Refuse a client's draft texts that would take too long to prepare, which the decoding thread does."""
+        """Refuse draft texts that would take too long to prepare. The decoding thread prepares them."""
         if len(texts) > MAX_DRAFT_TEXTS:
             raise ServerError.of_field(name, f"must have at most {MAX_DRAFT_TEXTS} texts here")
         if (count := sum(map(len, texts))) > self.max_draft_text:
@@ -76,7 +76,7 @@ class Limits:
             raise ServerError.of_field(name, problem)
 
     def check_length(self, name: str, text: str) -> None:
-        """Refuse texts that certainly exceed the token limit, because tokenizing them would take too long."""
+        """Refuse a text that certainly exceeds the token limit, because its tokenization would take too long."""
         if len(text) > self.max_prompt_tokens * TOKEN_CHARACTERS:
             problem = f"has {len(text)} characters, too many for {self.max_prompt_tokens} tokens; shorten or split it"
             raise ServerError.of_field(name, problem)

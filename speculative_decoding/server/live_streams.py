@@ -1,4 +1,4 @@
-"""Live speech of clients, and what they have read of its text."""
+"""Items for the live speech of clients."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .realtime_format import FIELD_PATHS, RATE
 
 @dataclass(eq=False)
 class ClientStream(ClientItem):
-    """Speech that a client sends in pieces. It is kept until the decoding thread has begun to transcribe it.
+    """Speech that a client sends in chunks. The chunks are buffered until the decoding thread opens a `LiveStream`.
 
     Args:
-        options: How to transcribe it; already checked.
+        options: Transcription options, which have been checked.
         wake: Wakes the decoding thread.
 
     Raises:
@@ -50,30 +50,30 @@ class ClientStream(ClientItem):
 
     @property
     def waiting_seconds(self) -> float:
-        """The duration of the audio that no hypothesis covers yet."""
+        """How many seconds of audio no hypothesis covers."""
         with self._lock:
             return self._num_kept / SAMPLE_RATE + (0.0 if self.stream is None else self.stream.waiting_seconds)
 
     def append(self, pcm: bytes) -> None:
-        """Append samples: 16-bit, little-endian, mono, at `RATE`."""
+        """Append samples: 16-bit little-endian mono PCM at `RATE`."""
         assert self._resampler is not None
         self._pass_on(self._resampler.append(np.frombuffer(pcm, "<i2")))
 
     def finish(self) -> None:
-        """End the speech, so that all of its text becomes final."""
+        """End the speech, so that its whole text becomes final."""
         assert self._resampler is not None
         rest = self._resampler.finish()
-        self.close()  # many finished streams may wait
+        self.close()  # frees memory: many finished streams may wait for decoding
         self._pass_on(rest, is_finished=True)
 
     def close(self) -> None:
-        """Release the resampler. Nothing may be appended after it."""
+        """Free the resampler. Do not call `append` or `finish` afterwards."""
         self._resampler = None
 
     def _pass_on(self, samples: Samples, *, is_finished: bool = False) -> None:
         with self._lock:
             self._is_finished = is_finished
-            if len(samples):  # often none are complete, and many empty arrays would need memory
+            if len(samples):  # the resampler often returns no samples, and many empty arrays would use memory
                 self._kept.append(samples)
                 self._num_kept += len(samples)
             self._empty()
@@ -87,7 +87,7 @@ class ClientStream(ClientItem):
         return scheduler.start(number, stream)
 
     def _empty(self) -> None:
-        """Pass everything on that is kept, once there is a stream."""
+        """Pass the buffered samples to the stream, if it is open."""
         if self.stream is not None:
             for samples in self._kept:
                 self.stream.append(samples)
@@ -96,7 +96,7 @@ class ClientStream(ClientItem):
                 self.stream.finish()
 
     def check(self, limits: Limits) -> None:
-        """`RealtimeSession` has checked the options."""
+        """Check nothing, because `RealtimeSession` has checked the options."""
 
     def add(self, progress: LiveUpdate) -> None:
         assert self.stats is not None

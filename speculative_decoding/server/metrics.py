@@ -1,4 +1,4 @@
-"""Prometheus metrics for /metrics, in a separate registry."""
+"""Prometheus metrics for /metrics."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ PREFIX = "speculative_decoding_"
 
 
 class Metrics:
-    """Metrics of this process. Used on the event loop only."""
+    """The metrics of a server, in their own registry. Used on the event loop only."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.responses = self._counter("responses", "Responses by path and HTTP status", "path", "status")
         self._prompts = self._counter("prompts", "Prompts, texts and recordings by how they ended", "finish_reason")
         self.errors = self._counter("errors", "Requests answered with an error, by code", "code")
-        # Named like the attributes of GenerationStats
+        # The keys are attributes of GenerationStats
         self._counts = {
             "prompt_tokens": self._counter("prompt_tokens", "Tokens of finished prompts"),
             "generated_tokens": self._counter("generated_tokens", "Tokens generated for finished prompts"),
@@ -44,13 +44,13 @@ class Metrics:
         )
 
     def watch(self, decoding: Callable[[], int], waiting: Callable[[], int], slots: int) -> None:
-        """Add gauges of the decoding thread."""
+        """Add gauges for the decoding thread."""
         self._gauge("slots", "Prompts that can be decoded together", lambda: slots)
         self._gauge("slots_busy", "Prompts being decoded", decoding)
         self._gauge("queue_length", "Prompts waiting for a slot", waiting)
 
     def add(self, stats: GenerationStats | None, finish_reason: str) -> None:
-        """Count a prompt, text or recording that has ended. Its `stats` are None if it was not finished."""
+        """Count a prompt, text or recording that has ended. stats: None if decoding did not finish."""
         self._prompts.labels(finish_reason).inc()
         if stats is not None:
             self._totals.add(stats)

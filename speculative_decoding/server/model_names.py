@@ -1,4 +1,4 @@
-"""The names of the served model, and the only place where the model of a request is looked up."""
+"""The names of the served model. The model that a request names is looked up only here."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from starlette.datastructures import State
 
 from .errors import ServerError
 
-WHISPER = "whisper-1"  # OpenAI's name, which many clients hard-code; it stands for the served Whisper model
+WHISPER = "whisper-1"  # OpenAI's name for Whisper, which many clients hard-code; an alias of any served Whisper model
 
 
 @dataclass(frozen=True)
 class ModelNames:
-    """The name in responses, and other names that requests may use."""
+    """The name of the model in responses, and the other names that requests may use."""
 
     id: str
     aliases: Collection[str] = ()
 
     def find(self, requested: object = None, field: str = "model") -> str:
-        """Return the name of the requested model in responses. None means the model of a request that names none.
+        """Return the name of the model in responses. Raises `ServerError` if the request names a different model.
 
-        Raises `ServerError` for the name of another model. field: where the request has it.
+        requested: The name in the request, or None. field: The field of the request with the name.
         """
         if requested is not None and requested != self.id and requested not in self.aliases:
             problem = f"{str(requested)[:80]!r} does not exist (expected {self.id!r})"
@@ -31,6 +31,6 @@ class ModelNames:
 
 
 def served_names(state: State) -> ModelNames:
-    """Return the names that requests may currently use. state: the application's state."""
+    """Return the names that requests may currently use. state: The state of the application."""
     settings = state.settings
     return ModelNames(settings.model, [*settings.aliases, *([WHISPER] if state.service.is_speech else [])])

@@ -1,7 +1,7 @@
-"""Parses forms that contain a file (multipart/form-data, RFC 7578) in memory, using python-multipart.
+"""Parses forms in multipart/form-data (RFC 7578) in memory, with python-multipart.
 
-The body has been received within its size limit. Its parts are counted before they are parsed, and their headers are
-limited, so the parsing time depends only on the size of the body.
+The caller has limited the size of the body. The number of parts, their headers and padding are limited here, so that
+the parsing time is at most proportional to the size of the body.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .errors import ServerError
 
 MULTIPART = "multipart/form-data"
 MAX_PARTS = 200
-MAX_HEADERS = 8  # headers of a part
-MAX_HEADER_BYTES = 2048  # size of each header
-MAX_CONTENT_TYPE = 1024  # characters of the request's own header
-MAX_PADDING = 80  # spaces after a boundary, which the parser reads one by one
+MAX_HEADERS = 8  # number of headers of a part
+MAX_HEADER_BYTES = 2048  # size of a header
+MAX_CONTENT_TYPE = 1024  # number of characters in the Content-Type of the request
+MAX_PADDING = 80  # number of spaces after a boundary, which the parser reads one at a time
 
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # hides its warnings about malformed forms
 
 
 class Part(NamedTuple):
-    """A field of a form. file_name: as the client wrote it, which may contain anything."""
+    """A field of a form. file_name: The name from the client, which may contain any characters."""
 
     name: str
     is_file: bool
@@ -37,11 +37,11 @@ class Part(NamedTuple):
 
 
 class PartsReader:
-    """Collects the fields that the parser finds.
+    """Collects fields from the callbacks of the parser.
 
     Attributes:
         parts: The complete fields.
-        is_complete: Whether the end of the form was found.
+        is_complete: Whether the parser has reached the end of the form.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class PartsReader:
             self._disposition = self._value
 
     def on_headers_finished(self) -> None:
-        # The parser drops `filename*`. RFC 7578 forbids it, but some clients send it for non-ASCII names
+        # `parse_options_header` ignores `filename*`. RFC 7578 forbids it, but some clients send it for non-ASCII names
         disposition, fields = parse_options_header(self._disposition.replace(b"filename*=", b"filename="))
         if disposition != b"form-data" or b"name" not in fields:
             raise invalid("a field has no name")
@@ -94,7 +94,7 @@ class PartsReader:
 
 
 def file_name(written: bytes) -> str:
-    """Return the name of a file, in the form of `filename` or of `filename*` (RFC 8187)."""
+    """Decode a file name in the syntax of `filename` or of `filename*` (RFC 8187)."""
     text = written.decode("utf-8", "replace")
     match = re.match("utf-8'[^']*'", text, re.IGNORECASE)
     return text if match is None else unquote(text[match.end() :], errors="replace")

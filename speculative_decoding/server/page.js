@@ -1,4 +1,4 @@
-// What both forms of the page share: one job at a time, the Stop button, errors, the token, and colored text.
+// Shared by both forms of the page: runs one job at a time, handles Stop, errors and the token, and shows colored text.
 
 export const byId = (id) => document.getElementById(id);
 let running = null; // the AbortController of the current job
@@ -62,13 +62,13 @@ function setBusy(isBusy) {
   }
 }
 
-// The signal of the running job that is aborted when the user next presses Stop.
+// Return a new signal of the running job. The signal is aborted when the user next presses Stop.
 export function nextSignal() {
   running = new AbortController();
   return running.signal;
 }
 
-// Run a job unless one is running. While it runs, the focus is at Stop instead of the button that started it.
+// Run a job unless one is running. Meanwhile, the focus is on Stop instead of the button that started the job.
 export async function run(job) {
   if (running) return;
   const starter = document.activeElement;
@@ -92,7 +92,7 @@ const stop = () => running?.abort();
 byId("stop").addEventListener("click", stop);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") stop();
-  if (event.key === "Enter" && event.repeat && event.target === byId("stop")) event.preventDefault(); // still held from the start
+  if (event.key === "Enter" && event.repeat && event.target === byId("stop")) event.preventDefault(); // the key that started the job is still held
 });
 fetch("/health").then((response) => response.json()).then((health) => {
   if (health.status !== "ok") byId("problem").textContent = `The server is ${health.status}.`;

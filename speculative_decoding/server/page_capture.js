@@ -1,6 +1,6 @@
-// Runs in the browser's audio thread: sends the page what the microphone hears, as 16-bit PCM.
+// Runs in the browser's audio thread: sends the audio of the microphone to the page, as 16-bit PCM.
 
-const SAMPLES = 960; // of a message: 40 ms
+const SAMPLES = 960; // per message: 40 ms
 
 class Capture extends AudioWorkletProcessor {
   constructor() {

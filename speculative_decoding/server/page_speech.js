@@ -1,9 +1,9 @@
-// The form for speech models: the text of a file, or of the microphone while it records.
+// The form for speech models: transcribes a file, or the microphone during a recording.
 
 import { appendSpan, authorization, byId, checked, events, nextSignal, run, summary } from "./page.js";
 
-const RATE = 24000; // Hz, of OpenAI's realtime API
-const MICROPHONE_PROBLEMS = { // by the names of a browser's errors
+const RATE = 24000; // in Hz, the sample rate of OpenAI's Realtime API
+const MICROPHONE_PROBLEMS = { // name of a browser's error -> message
   NotAllowedError: "The browser denied access to the microphone. Allow it for this page.",
   NotFoundError: "No microphone was found. Connect one.",
   NotReadableError: "The microphone cannot be opened. Another program may be using it.",
@@ -35,12 +35,12 @@ function showSummary(usage, milliseconds) {
   byId("summary").textContent = `${usage.seconds.toFixed(1)} s of audio: ${summary({ usage, milliseconds })}`;
 }
 
-// Send what the microphone hears while its text arrives. Stop ends the recording, and Stop again the wait for its text.
+// Send the audio of the microphone, and show its text. Stop ends the recording; a second Stop ends the wait for text.
 async function record(signal) {
-  const audio = new AudioContext({ sampleRate: RATE }); // before any wait, so that the browser lets the click start it
+  const audio = new AudioContext({ sampleRate: RATE }); // before any await: browsers require a user action for audio
   let microphone = null, socket = null;
   try {
-    await checked(await fetch("/v1/models", { headers: authorization(), signal })); // a socket cannot say why it is refused
+    await checked(await fetch("/v1/models", { headers: authorization(), signal })); // a WebSocket reports no reason if it is refused
     microphone = await navigator.mediaDevices.getUserMedia({ audio: true });
     await audio.audioWorklet.addModule("/page_capture.js");
     socket = await openSocket();
@@ -67,7 +67,7 @@ async function record(signal) {
 
 const release = (microphone) => microphone.getTracks().forEach((track) => track.stop());
 
-// A browser's socket can only send a token as a subprotocol, where some characters must be escaped.
+// A browser can send the token of a WebSocket only as a subprotocol, in which some characters must be escaped.
 function openSocket() {
   const token = encodeURIComponent(byId("token").value).replaceAll("(", "%28").replaceAll(")", "%29");
   const url = new URL("/v1/realtime?intent=transcription", location.href.replace("http", "ws"));
@@ -82,7 +82,7 @@ const send = (socket, type, fields) => socket.send(JSON.stringify({ type, ...fie
 const base64 = (samples) => btoa(String.fromCharCode(...new Uint8Array(samples.buffer)));
 const stopped = (signal) => new Promise((resolve) => signal.addEventListener("abort", resolve));
 
-// Show the text of a socket's events as it arrives, until it is complete.
+// Show text from the events of a WebSocket until the text is complete.
 function receiveText(socket) {
   return new Promise((resolve, reject) => {
     socket.onmessage = ({ data }) => {
@@ -95,7 +95,7 @@ function receiveText(socket) {
   });
 }
 
-// Add final text, and replace the text after it, which may still change.
+// Append final text, and replace the text after it, which may still change.
 function showLive({ pieces, pending }) {
   byId("output").querySelector(".pending")?.remove();
   showPieces(pieces);
@@ -105,15 +105,15 @@ function showLive({ pieces, pending }) {
 function capture(audio, microphone, onSamples) {
   const worklet = new AudioWorkletNode(audio, "capture", { channelCount: 1, channelCountMode: "explicit" });
   worklet.port.onmessage = ({ data }) => onSamples(data);
-  // Nothing is played, but a browser need not run a node that leads nowhere
+  // The node plays nothing, but browsers may not run a node that is not connected to a destination
   audio.createMediaStreamSource(microphone).connect(worklet).connect(audio.destination);
   return worklet;
 }
 
-// Why this page cannot record, or an empty text.
+// Return why this page cannot record, or an empty text.
 function whyNoMicrophone() {
-  if (!isSecureContext) return "To record, open this page over https, or at localhost: browsers give no microphone to pages over http.";
-  if (!navigator.mediaDevices || !window.AudioWorkletNode) return "This browser gives no microphone to web pages.";
+  if (!isSecureContext) return "To record, open this page over https or on localhost: browsers do not allow microphone access over http.";
+  if (!navigator.mediaDevices || !window.AudioWorkletNode) return "This browser does not support recording.";
   return "";
 }
 
@@ -124,7 +124,7 @@ function dropFile(event) {
   byId("form").requestSubmit();
 }
 
-// Everywhere, because a browser leaves the page to open a file that is dropped outside the form.
+// Prevents the default for the whole page: when a file is dropped outside the form, browsers leave the page to open it.
 function hasFiles(event) {
   const isFile = event.dataTransfer.types.includes("Files");
   if (isFile) event.preventDefault();

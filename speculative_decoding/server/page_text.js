@@ -1,8 +1,8 @@
-// The form for text models: a prompt, its output, and a comparison with the baseline.
+// The form for text models: shows the output for a prompt, and compares it with the baseline.
 
 import { appendSpan, authorization, byId, checked, events, run, summary } from "./page.js";
 
-const REPEATS = 3; // per comparison: a server's first responses take longer, and single measurements vary
+const REPEATS = 3; // per comparison, because the first responses take longer and single measurements vary
 
 // Show the accepted tokens of a round, then its rejected draft tokens, then the target's token that replaces them.
 function showRound(round, parent) {
@@ -12,7 +12,7 @@ function showRound(round, parent) {
   });
 }
 
-// Generate one text. Returns its usage, its seed and the milliseconds from the request to the last token.
+// Generate one text. Returns its usage, its seed, and the time from the request to the last token in milliseconds.
 async function generate(fields, parent, signal) {
   const started = performance.now();
   const response = await checked(await fetch("/v1/completions", {
@@ -31,7 +31,7 @@ async function generate(fields, parent, signal) {
   return { usage, seed, milliseconds: ended - started };
 }
 
-// Generate two texts alternately, without showing them. Returns the median milliseconds of each.
+// Generate two texts alternately, without showing them. Returns the median time of each in milliseconds.
 async function medianMilliseconds(fields, baselineFields, signal) {
   const times = [[], []];
   for (let i = 0; i < 2 * REPEATS; i++) {

@@ -1,4 +1,4 @@
-"""Clients' prompts, and the output that the clients read."""
+"""Items for the prompts of clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClientPrompt(ClientItem):
         options: The options, with the seed of this sample.
 
     Attributes:
-        samples: All samples of the prompt. They are queued with the first one, so that the prompt is encoded once.
+        samples: All samples of the prompt. They are queued with the first sample, so the prompt is encoded only once.
     """
 
     prompt: str
@@ -63,7 +63,7 @@ class ClientPrompt(ClientItem):
         scheduler.check(scheduler.others, number, "prompt")
         return ()
 
-    def news(self, progress: PromptProgress) -> tuple[ClientPrompt, Event] | None:
+    def client_progress(self, progress: PromptProgress) -> tuple[ClientPrompt, Event] | None:
         return None if progress.event is None else (self.samples[progress.sample], progress.event)
 
     def add(self, progress: Event) -> None:

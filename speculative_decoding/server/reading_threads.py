@@ -1,8 +1,8 @@
-"""Threads that decode the audio files of all clients in steps of a few seconds of sound, and read texts part by part.
+"""Threads that decode the audio files of all clients a few seconds at a time, and read texts part by part.
 
-After each step, `Turns` chooses the next reading by processor time. A long or costly recording therefore delays the
-others by one step only. A step that takes unusually long, such as parsing a text of a megabyte, does not delay other
-clients, because their readings get threads of their own. This module is independent of the model.
+After each step, `Turns` chooses the next reading according to processor time, so a long or costly recording delays the
+others by only one step. A step that takes unusually long, such as parsing a megabyte of text, does not delay other
+clients, because each of them gets an extra thread. This module is independent of the model.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Generic, TypeVar
 from .turns import Turns
 
 Result = TypeVar("Result")
-CREDIT = 0.05  # seconds; about the processor time of a step
-STEP_SECONDS = 0.1  # after which a step takes unusually long
+CREDIT = 0.05  # in seconds; about the processor time of a step
+STEP_SECONDS = 0.1  # a longer step is unusually long
 
 
 @dataclass(eq=False)
 class Reading(Generic[Result]):
-    """The steps that read a client's recording or text, and the future of their result."""
+    """The steps that read a recording or text of a client, and the future for the result."""
 
     client: str
     steps: Generator[None, None, Result]
@@ -35,7 +35,7 @@ class ReadingThreads:
     """Runs the steps of many readings.
 
     Args:
-        count: The number of threads.
+        count: The number of permanent threads.
         clock: Returns the processor time of the current thread, in seconds.
     """
 
@@ -44,8 +44,8 @@ class ReadingThreads:
         self._turns = Turns[Reading[Any]](CREDIT)
         self._wake = threading.Condition()
         self._is_stopping = False
-        self._running: list[str] = []  # the clients of the steps in progress
-        self._helped: set[str] = set()  # the clients with a thread of their own
+        self._running: list[str] = []  # the clients whose steps are running
+        self._helped: set[str] = set()  # the clients that have an extra thread
         self._threads = [threading.Thread(target=self._work, name=f"audio {i}", daemon=True) for i in range(count)]
 
     def start(self) -> None:
@@ -53,7 +53,7 @@ class ReadingThreads:
             thread.start()
 
     def stop(self) -> None:
-        """Stop after the current steps, and cancel the futures of unfinished readings."""
+        """Stop the threads after their current steps, and cancel the futures of unfinished readings."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify_all()
@@ -64,7 +64,7 @@ class ReadingThreads:
             thread.join()
 
     def run(self, client: str, steps: Generator[None, None, Result]) -> Future[Result]:
-        """Run steps for a client. Cancelling the future ends them after the current step."""
+        """Run steps for a client. If the future is cancelled, they end after the current step."""
         reading = Reading(client, steps)
         reading.future.add_done_callback(lambda _: self._remove(reading))
         with self._wake:
@@ -82,7 +82,10 @@ class ReadingThreads:
         return len(self._running) >= len(self._threads) and client not in self._running
 
     def _help(self, client: str) -> None:
-        """Run a client's steps while those of others take unusually long, until it has no readings."""
+        """Run the extra thread of a client: run its steps while steps of other clients take unusually long.
+
+        Returns when the client has no readings.
+        """
         while (reading := self._next_to_help(client)) is not None:
             self._run(reading)
             del reading
@@ -101,7 +104,7 @@ class ReadingThreads:
         return None
 
     def _remove(self, reading: Reading[Any]) -> None:
-        """Release the resources of a reading as soon as its future is done."""
+        """Free the resources of a reading whose future is done."""
         with self._wake:
             self._turns.leave(reading)
             is_running = reading.is_running
@@ -113,7 +116,7 @@ class ReadingThreads:
             pass
 
     def _step(self) -> bool:
-        """Run a step. Returns False after `stop`. Keeps no reference to the reading while the thread sleeps."""
+        """Run a step. Returns False after `stop`. On return, no local variable keeps the reading alive."""
         reading = self._next()
         if reading is not None:
             self._run(reading)
@@ -124,7 +127,7 @@ class ReadingThreads:
         self._running.append(reading.client)
 
     def _run(self, reading: Reading[Any]) -> None:
-        """Run a step, and end the reading or let it wait for its next turn."""
+        """Run a step, then finish the reading or queue it for its next turn."""
         started = self._clock()
         has_ended = True
         result: Any = None
@@ -143,17 +146,17 @@ class ReadingThreads:
             if not has_ended and reading in self._turns:
                 self._turns.wait(reading)
                 return
-        if not has_ended:  # cancelled during the step
+        if not has_ended:  # the reading was cancelled during the step
             reading.steps.close()
         elif reading.future.set_running_or_notify_cancel():
             if error is None:
                 reading.future.set_result(result)
             else:
                 reading.future.set_exception(error)
-        error = None  # its traceback refers to this frame, and would keep the recording until garbage collection
+        error = None  # the traceback refers to this frame, which would keep the recording until garbage collection
 
     def _next(self) -> Reading[Any] | None:
-        """Wait for the next reading. Returns None after `stop`."""
+        """Wait for a reading, and return the next one. Returns None after `stop`."""
         with self._wake:
             while not self._is_stopping:
                 reading = self._turns.take()

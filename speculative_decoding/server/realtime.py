@@ -1,4 +1,4 @@
-"""GET /v1/realtime: a WebSocket on which live speech is transcribed, as in OpenAI's Realtime API."""
+"""GET /v1/realtime: a WebSocket for the transcription of live speech, as in OpenAI's Realtime API."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .service import Service
 from .sockets import HALF_CLOSED
 
 LOG = logging.getLogger("speculative_decoding.server")
-SUBPROTOCOL = "realtime"  # browsers send the token as another one
-MAX_UNREAD = 1 << 20  # characters of events that wait for a client to read the ones before
+SUBPROTOCOL = "realtime"  # browsers send the token as a second subprotocol
+MAX_UNREAD = 1 << 20  # maximum number of characters in the events that are queued for a client
 NORMAL, AWAY = 1000, 1001  # close codes
 
 
@@ -46,11 +46,11 @@ async def realtime(socket: WebSocket) -> None:
 
 
 class Connection:
-    """The streams of a connection, and its events on their way to the client.
+    """A connection: decodes the streams of its session, and sends events to the client.
 
-    Streams are decoded one after the other, so that a connection takes one slot at most, and needs no further one for
-    the speech after a commit. Committed speech is decoded, and its text sent, unless the client leaves: the connection
-    is not idle meanwhile, and ends only after it if the server stops or the client sends no more.
+    Streams are decoded one after another, so a connection uses at most one slot, even for the speech after a commit.
+    Committed speech is decoded and its text is sent, unless the client disconnects. Until then, the connection is not
+    idle, and it stays open even if the server is stopping or the client has closed its sending side.
     """
 
     def __init__(self, socket: WebSocket, service: Service, names: ModelNames, audio: AudioConfig) -> None:
@@ -63,10 +63,10 @@ class Connection:
         self._unread: asyncio.Queue[str] = asyncio.Queue()
         self._num_unread = 0
         self._is_too_slow = asyncio.Event()
-        self._used_at = asyncio.get_running_loop().time()  # when the last message was received or sent
+        self._used_at = asyncio.get_running_loop().time()  # time of the last message in either direction
 
     async def serve(self) -> None:
-        """Serve the client until it leaves or is silent for too long, or until the server stops."""
+        """Serve the client until it disconnects or is idle for too long, or until the server stops."""
         self._session.begin()
         parts = (self._read(), self._write(), self._is_too_slow.wait(), self._end_with_server(), self._end_if_idle())
         work = [asyncio.ensure_future(part) for part in parts]
@@ -83,14 +83,14 @@ class Connection:
             await asyncio.gather(*work, return_exceptions=True)
 
     async def _read(self) -> None:
-        """Handle the client's events until it leaves, or sends no more and has received all text that it waits for."""
+        """Handle events until the client disconnects, or has closed its sending side and received all its text."""
         while (message := await self._socket.receive())["type"] != "websocket.disconnect":
             self._note_use()
             if (text := message.get("text")) is None:
                 self._session.refuse(ServerError(400, "the message is binary; send events as text", code="not_text"))
             else:
                 self._session.receive(text)
-            await asyncio.sleep(0)  # let others run, because many messages may have arrived
+            await asyncio.sleep(0)  # many messages may have arrived, so let other tasks run
             if self._num_unread > MAX_UNREAD // 2:
                 await self._unread.join()
         if message.get("reason") == HALF_CLOSED:
@@ -106,17 +106,17 @@ class Connection:
             self._unread.task_done()
 
     async def _end_with_server(self) -> None:
-        """Finish what has been said when the server stops, and close the socket."""
+        """When the server stops, commit the current speech, send all text, and close the socket."""
         await self._service.stopping.wait()
         self._session.finish()
         await self._end(AWAY)
 
     async def _end_if_idle(self) -> None:
-        """Close the socket after the client's silence. A client that waits for text is not silent."""
+        """Close the socket when the client has been idle for too long. A client that waits for text is not idle."""
         loop, limit = asyncio.get_running_loop(), self._service.limits.max_idle
         while (rest := self._used_at + limit - loop.time()) > 0:
             await asyncio.sleep(rest)
-            if self._num_unread or self._session.owes_text:
+            if self._num_unread or self._session.has_pending_text:
                 self._note_use()
         await self._socket.close(AWAY, f"no message within {limit:g} s")
 
@@ -124,7 +124,7 @@ class Connection:
         self._used_at = asyncio.get_running_loop().time()
 
     async def _end(self, code: int) -> None:
-        """Close the socket when all speech is decoded and all text is sent."""
+        """Close the socket after all speech has been decoded and all text has been sent."""
         while self._tasks:
             await asyncio.wait(self._tasks.values())
         await self._unread.join()
@@ -173,7 +173,7 @@ class Connection:
                 with self._service.live(stream) as client:
                     async for found in client.progress():
                         assert found is not None  # there is no timeout
-                        self._session.heard(stream, found[1])
+                        self._session.on_update(stream, found[1])
         except ServerError as error:
             self._session.fail(stream, error)
 

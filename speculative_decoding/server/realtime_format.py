@@ -1,4 +1,4 @@
-"""OpenAI's format of live speech: parses the events of a client, and its settings."""
+"""OpenAI's Realtime format: parses the events of a client, and the settings of its session."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from ..sampling.values import Bool, Text
 from ..speech.options import TranscriptionOptions
 from ..speech.scheduler import language_code
 from .errors import ServerError
-from .fields import Anything, Field, parse_fields
+from .fields import Anything, Field, option_names, parse_fields
 from .limits import Limits
 from .model_names import ModelNames
 
-RATE = 24_000  # Hz, the only one of the API
+RATE = 24_000  # in Hz, the only sample rate of the API
 BYTES_PER_SAMPLE = 2
-MAX_EVENT = 1 << 16  # characters of an event without its audio; parsing a megabyte of JSON takes 0.1 s
+MAX_EVENT = 1 << 16  # characters of an event without its audio, because parsing a megabyte of JSON takes 0.1 s
 AUDIO = re.compile(r'"audio"\s{0,9}:\s{0,9}"(?:[^"\\]++|\\.)*+"')
 MAX_EVENT_ID = 512  # characters, as in OpenAI's API
-TRANSCRIPTION = "session.audio.input.transcription"
 FORMAT: Mapping[str, Field] = {
     "type": Field(only="audio/pcm", refused="convert the audio"),
     "rate": Field(only=RATE, refused="resample the audio"),
@@ -50,23 +49,23 @@ SESSION: Mapping[str, Field] = {
     "include": Field(only=[], refused="log-probabilities are not sent"),
     "hypotheses": Field(Bool()),
 }
-QUERY: Mapping[str, Field] = {  # the parameters of the address
+QUERY: Mapping[str, Field] = {  # query parameters of the URL
     "intent": Field(Text(("transcription",))),
     "model": Field(Anything()),
 }
 OF_ALL: Mapping[str, Field] = {"type": Field(), "event_id": Field()}
-EVENTS: Mapping[str, Mapping[str, Field]] = {  # that a client may send, and their fields
+EVENTS: Mapping[str, Mapping[str, Field]] = {  # type of an event that clients may send -> fields
     "session.update": {**OF_ALL, "session": Field(SESSION, required="an object with the settings to change")},
     "input_audio_buffer.append": {**OF_ALL, "audio": Field(required="samples in base64")},
     "input_audio_buffer.commit": OF_ALL,
     "input_audio_buffer.clear": OF_ALL,
 }
-FIELD_PATHS = {"language": f"{TRANSCRIPTION}.language", "initial_prompt": f"{TRANSCRIPTION}.prompt"}  # of options
+FIELD_PATHS = option_names(SESSION, "session.")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a client may set. hypotheses: not an OpenAI field; deltas also have the text that may still change."""
+    """The settings of a session. hypotheses: Whether deltas contain the text that may change; not an OpenAI field."""
 
     model: str
     language: str | None = None
@@ -75,7 +74,7 @@ class Settings:
 
     @property
     def options(self) -> dict[str, Any]:
-        """How to transcribe; see `TranscriptionOptions`."""
+        """The transcription options; see `TranscriptionOptions`."""
         chosen = {"language": self.language, "initial_prompt": self.prompt}
         return {name: value for name, value in chosen.items() if value is not None}
 
@@ -92,7 +91,7 @@ class Settings:
 
 
 def require_small(text: str) -> None:
-    """Raise `ServerError` for an event that would take long to parse. Only its audio may be large."""
+    """Raise `ServerError` for an event that would take long to parse. Only the audio of an event may be large."""
     size = len(text)
     if size > MAX_EVENT and (audio := AUDIO.search(text)):
         size -= len(audio[0])
@@ -102,7 +101,7 @@ def require_small(text: str) -> None:
 
 
 def parse_event_id(fields: Mapping[str, Any]) -> str | None:
-    """Return the client's name for an event, if it has one. Raises `ServerError`."""
+    """Return the client's id of an event, or None. Raises `ServerError`."""
     event_id = fields.get("event_id")
     if event_id is not None and not (isinstance(event_id, str) and len(event_id) <= MAX_EVENT_ID):
         problem = f"must be text of at most {MAX_EVENT_ID} characters, not {short_repr(event_id)}"
@@ -111,7 +110,7 @@ def parse_event_id(fields: Mapping[str, Any]) -> str | None:
 
 
 def parse_event(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of an event: its `type`, and `audio` or those of `SESSION` by option. Raises `ServerError`."""
+    """Return the values of an event by option name: its `type`, and those of its table. Raises `ServerError`."""
     event_type = fields.get("type")
     if not isinstance(event_type, str) or event_type not in EVENTS:
         hint = suggested_option(str(event_type), EVENTS)
@@ -121,7 +120,7 @@ def parse_event(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_audio(audio: str) -> bytes:
-    """Return the samples of an append. Raises `ServerError`."""
+    """Decode the audio of an append event. Returns PCM samples. Raises `ServerError`."""
     try:
         pcm = base64.b64decode(audio, validate=True)
     except ValueError as error:
@@ -135,19 +134,19 @@ def parse_audio(audio: str) -> bytes:
 def updated(
     settings: Settings, values: Mapping[str, Any], names: ModelNames, audio: AudioConfig, limits: Limits
 ) -> Settings:
-    """Return settings with the values of an update. An empty text removes the earlier one.
+    """Return the settings after a session.update event. An empty text removes an earlier language or prompt.
 
     Args:
-        settings: The settings before it.
-        values: The values of `SESSION` by option.
+        settings: The settings before the event.
+        values: The values of `SESSION` by option name.
         names: The names of the served model.
         audio: The model's audio config.
         limits: The limits of the server.
 
     Raises:
-        ServerError: A value cannot be used. Its `param` is the path of the field.
+        ServerError: A value is invalid. `param` is the path of the field.
     """
-    model = names.find(values.get("model"), f"{TRANSCRIPTION}.model")
+    model = names.find(values.get("model"), FIELD_PATHS["model"])
     language = values.get("language", settings.language) or None
     prompt = values.get("initial_prompt", settings.prompt) or None
     try:

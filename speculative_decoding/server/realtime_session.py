@@ -1,4 +1,4 @@
-"""A session of OpenAI's Realtime API: what a client's events do, and which events answer them. Does no I/O."""
+"""A session of OpenAI's Realtime API: handles the events of a client, and creates the events of the server. No I/O."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from .realtime_format import (
     updated,
 )
 
-MIN_SECONDS = 0.1  # of audio, for a commit
+MIN_SECONDS = 0.1  # minimum duration of the audio in a commit
 
 Event = dict[str, Any]
 
 
 class Streams(Protocol):
-    """Transcribes the speech of a connection. It later reports to `heard` and `fail` of the session."""
+    """Transcribes the speech of a connection. Calls `on_update` and `fail` of the session with text and errors."""
 
     def open(self, options: Mapping[str, Any]) -> Any:
-        """Return a new stream, whose `finish` lets its text become final. Raises `ServerError` if there is no slot."""
+        """Return a new stream, whose `finish` makes its text final. Raises `ServerError` if no slot is free."""
 
     def append(self, stream: Any, pcm: bytes) -> None:
-        """Append samples to a stream. Raises `ServerError` if too much speech is waiting."""
+        """Append samples to a stream. Raises `ServerError` if too much speech waits to be decoded."""
 
     def cancel(self, stream: Any) -> None:
-        """Drop a stream, which may have ended already."""
+        """Cancel a stream, which may have ended already."""
 
 
 @dataclass(eq=False)
 class Item:
-    """An item of the conversation: speech between two commits, and its final text so far."""
+    """An item of the conversation: the speech between two commits, and its final text so far."""
 
     id: str
     stream: Any
@@ -60,15 +60,15 @@ class Item:
 class RealtimeSession:
     """The session of one connection.
 
-    An item begins with the first audio and ends with a commit. If it cannot be transcribed, its audio is dropped until
-    the next commit or clear.
+    An item begins with the first audio and ends with a commit. If an item cannot be transcribed, all audio up to the
+    next commit or clear is dropped.
 
     Args:
-        streams: Transcribes items.
+        streams: Transcribes the items.
         names: The names of the served model.
         audio: The model's audio config.
         limits: The limits of the server.
-        send: Sends an event to the client. It must not block.
+        send: Sends an event to the client without blocking.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class RealtimeSession:
         self._send_event = send
         self._id = new_id("sess")
         self._settings = Settings(names.id)
-        self._items: dict[Any, Item] = {}  # by stream, until they are completed
-        self._current: Item | None = None  # the item that is not committed
+        self._items: dict[Any, Item] = {}  # stream -> its item, until the item is completed
+        self._current: Item | None = None  # the item that is not committed yet
         self._refused: ServerError | None = None  # why the audio since the last commit is dropped
-        self._previous: str | None = None  # the last item that was committed
+        self._previous: str | None = None  # id of the last committed item
 
     def begin(self) -> None:
         self._send("session.created", session=self._content)
 
     def receive(self, text: str) -> None:
-        """Handle an event of the client. It is answered with an error event if it cannot be used."""
+        """Handle an event of the client. An invalid event is answered with an error event."""
         event_id = None
         try:
             require_small(text)
@@ -110,11 +110,11 @@ class RealtimeSession:
             self.refuse(error, event_id)
 
     def refuse(self, error: ServerError, event_id: str | None = None) -> None:
-        """Send an error event. event_id: of the client's event that caused it."""
+        """Send an error event. event_id: The id of the client's event that caused the error."""
         self._send("error", error={**error.content["error"], "event_id": event_id})
 
-    def heard(self, stream: Any, update: LiveUpdate) -> None:
-        """Send the text of a hypothesis. A stream that was dropped is ignored."""
+    def on_update(self, stream: Any, update: LiveUpdate) -> None:
+        """Send the text of an update. Ignores cancelled streams."""
         if (item := self._items.get(stream)) is None:
             return
         is_first = not item.texts
@@ -134,22 +134,22 @@ class RealtimeSession:
             self._send_transcription(item, "completed", transcript="".join(item.texts), usage=usage)
 
     def fail(self, stream: Any, error: ServerError) -> None:
-        """End an item with an error. A stream that was dropped is ignored."""
+        """End an item with an error. Ignores cancelled streams."""
         if (item := self._items.pop(stream, None)) is not None:
             if item is self._current:
                 self._current, self._refused = None, error
             self._send_transcription(item, "failed", error=error.content["error"])
 
     def finish(self) -> None:
-        """End the current item as a commit does, because the server stops."""
+        """Commit the current item, because the server is stopping. An item that is too short is dropped."""
         if self._current is not None and self._current.seconds >= MIN_SECONDS:
             self._commit()
         else:
             self.drop()
 
     @property
-    def owes_text(self) -> bool:
-        """Whether the client waits for text of committed speech."""
+    def has_pending_text(self) -> bool:
+        """Whether the text of committed speech is incomplete."""
         return any(item is not self._current for item in self._items.values())
 
     def _update(self, values: Mapping[str, Any]) -> None:
@@ -223,7 +223,7 @@ def message_item(item: Item) -> dict[str, Any]:
 
 
 def without_indent(pieces: Collection[Piece]) -> list[Piece]:
-    """Remove the space before the first word."""
+    """Remove whitespace before the first word."""
     found: list[Piece] = []
     for piece in pieces:
         text = piece.text if found else piece.text.lstrip()

@@ -1,4 +1,4 @@
-"""Clients' recordings, and the output that the clients read."""
+"""Items for the recordings of clients."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ FIELD_NAMES = {  # the API's fields for options that have another name there
 
 @dataclass(eq=False)
 class ClientRecording(ClientItem):
-    """A client's recording.
+    """A recording of a client.
 
     Args:
         recording: The frames.
-        options: How to transcribe it.
-        decoding: How to decode it: drafts, sampling, beams.
+        options: Transcription options.
+        decoding: Decoding options: drafts, sampling, beams.
     """
 
     takes_turns = True
@@ -50,7 +50,7 @@ class ClientRecording(ClientItem):
         task = Task(self.recording, self.options, self.decoding, speech=self.recording.speech)
         return scheduler.start(number, task)
 
-    def news(self, progress: TranscriptionEvent) -> tuple[ClientRecording, TranscriptionEvent] | None:
+    def client_progress(self, progress: TranscriptionEvent) -> tuple[ClientRecording, TranscriptionEvent] | None:
         return (self, progress) if progress.segments or progress.is_last else None
 
     def add(self, progress: TranscriptionEvent) -> None:
@@ -64,7 +64,7 @@ class ClientRecording(ClientItem):
 
 
 def speech_scheduler(session: Session, limits: Limits) -> Scheduler:
-    """Return a scheduler for recordings and live speech, for a session with a speech model."""
+    """Return a scheduler for recordings and live speech. The session has a speech model."""
     assert session.model.audio is not None
     options = TranscriptionOptions(**session.model.audio.defaults)
     return new_scheduler(session, options, {}, limits.slots + EXTRA_SLOTS, live_slots=limits.slots)

@@ -1,4 +1,4 @@
-"""Admits requests or refuses them at once, enforces time limits, and shuts down gracefully. Runs on the event loop."""
+"""Admits or refuses requests, enforces time limits, and shuts the server down gracefully. Runs on the event loop."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ LOADING = "loading"
 READY = "ready"
 STOPPING = "stopping"
 FAILED_STATE = "failed"
-COLLECTED_BYTES = 1 << 18  # a recording or text of at least this size triggers a garbage collection when it ends
-ABORTED_SECONDS = 1.0  # for clients to receive the errors of requests that the end of the server fails
-MAX_UPLOADS = 16  # together, uploads may use as much memory as this many of maximum size and duration
+COLLECTED_BYTES = 1 << 18  # after an upload of at least this size, garbage is collected
+ABORTED_SECONDS = 1.0  # time for clients to receive the errors of requests that a shutdown aborts
+MAX_UPLOADS = 16  # limits the memory of all uploads together, as a multiple of the largest upload
 
 
 class Service:
     """Admits the requests of clients and passes them to the decoding thread.
 
     Attributes:
-        state: Requests are admitted only while this is `READY`.
-        session: The models, once they are loaded.
+        state: The state of the server. Requests are admitted only while it is `READY`.
+        session: The models. Set when they are loaded.
         options: The server's defaults for options that a request does not set.
         stopping: Set when `drain` begins.
-        on_end: Called when the service has ended, with the error that ended it or None.
+        on_end: Called when the service ends, with an error or None.
     """
 
     session: Session
@@ -54,10 +54,10 @@ class Service:
         self._requests: set[ClientRequest[Any]] = set()
         self._uploads: set[Upload] = set()
         self._live: set[ClientRequest[Any]] = set()
-        self._failure: ServerError | None = None  # of all requests, since the server ended them
+        self._failure: ServerError | None = None  # the error of all requests, after `_fail_all`
         self._sockets = 0
-        self._live_slots = 0  # that are taken
-        self._seconds_per_item = 1.0  # a running mean; the first value is a guess
+        self._live_slots = 0  # number of slots in use
+        self._seconds_per_item = 1.0  # running mean, with a guess as the first value
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         metrics.watch(decoding=lambda: thread.decoding, waiting=lambda: thread.waiting, slots=limits.slots)
@@ -79,7 +79,7 @@ class Service:
         return self.state == READY and self.session.model.audio is not None
 
     def require_speech(self) -> AudioConfig:
-        """Return the speech model's config. Raises `ServerError` if the server is not ready or its model reads text."""
+        """Return the speech model's config. Raises `ServerError` if the server is not ready or has a text model."""
         self.require_ready()
         audio = self.session.model.audio
         if audio is None:
@@ -88,7 +88,7 @@ class Service:
         return audio
 
     def require_text(self) -> None:
-        """Raise `ServerError` if the server is not ready or its model transcribes speech."""
+        """Raise `ServerError` if the server is not ready or has a speech model."""
         self.require_ready()
         if self.session.model.audio is not None:
             message = "this model transcribes speech; send a recording to POST /v1/audio/transcriptions"
@@ -96,17 +96,17 @@ class Service:
 
     @property
     def admitted(self) -> int:
-        """How many prompts, texts and recordings are being opened or decoded, or are waiting to be."""
+        """How many prompts, texts and recordings are waiting, being opened or being decoded."""
         opening = sum(upload.is_opening for upload in self._uploads)
         return opening + sum(request.unfinished for request in self._requests)
 
     @property
     def reading(self) -> ReadingThreads:
-        """The threads that read recordings and begin texts."""
+        """The threads that read recordings and texts."""
         return self._thread.reading
 
     def require_capacity(self, count: int) -> None:
-        """Raise `ServerError` if the queue has no room for `count` more prompts, texts or recordings."""
+        """Raise `ServerError` if the queue cannot take `count` more prompts, texts or recordings."""
         limits = self.limits
         if self.admitted + count > limits.slots + limits.queue:
             retry_after = max(1, math.ceil(self.admitted * self._seconds_per_item / limits.slots))
@@ -119,11 +119,11 @@ class Service:
 
     @contextmanager
     def upload(self, largest: int) -> Iterator[Upload]:
-        """Admit a recording or a text, which stays in memory until the context exits. Raises `ServerError`.
+        """Admit a recording or a text, which counts as in memory until the context exits. Raises `ServerError`.
 
-        One deadline applies to the whole request, which may still finish while the server is stopping.
+        One deadline applies to the whole request. An admitted request may still finish while the server is stopping.
 
-        largest: The maximum size of a recording with its frames, or of a text, in bytes.
+        largest: The maximum size in bytes of a recording with its frames, or of a text.
         """
         self.require_ready()
         self.require_capacity(1)
@@ -148,7 +148,7 @@ class Service:
 
     @contextmanager
     def opening(self, upload: Upload) -> Iterator[None]:
-        """Count an upload as queued within the context, while it is being opened. Raises `ServerError`."""
+        """Count an upload as queued within the context, in which it is opened. Raises `ServerError`."""
         self.require_capacity(1)
         upload.is_opening = True
         try:
@@ -158,11 +158,11 @@ class Service:
 
     @contextmanager
     def request(self, items: Sequence[Item], upload: Upload | None = None) -> Iterator[ClientRequest[Item]]:
-        """Decode prompts, a text or a recording within the context. Exiting early cancels them.
+        """Decode prompts, a text or a recording within the context. If the context exits early, they are cancelled.
 
-        Raises `ServerError` if they exceed the limits or the queue is full.
+        Raises `ServerError` if an item exceeds the limits or the queue is full.
 
-        upload: the upload that they belong to, which has already been admitted and has a deadline.
+        upload: The upload of the items, which has been admitted and has a deadline.
         """
         for item in items:
             item.check(self.limits)
@@ -181,7 +181,7 @@ class Service:
 
     @contextmanager
     def socket(self) -> Iterator[None]:
-        """Let `drain` wait until the context is left."""
+        """Keep a socket open within the context. `drain` waits until the context exits."""
         self._sockets += 1
         self._is_empty.clear()
         try:
@@ -192,7 +192,7 @@ class Service:
 
     @contextmanager
     def live_slot(self) -> Iterator[None]:
-        """Take a slot for live speech within the context. Raises `ServerError`."""
+        """Take a slot for live speech within the context. Raises `ServerError` if no slot is free."""
         self.require_ready()
         if self._live_slots >= self.limits.slots:
             message = f"all {self.limits.slots} slots for live speech are taken; try again later"
@@ -205,7 +205,7 @@ class Service:
 
     @contextmanager
     def live(self, item: Item) -> Iterator[ClientRequest[Item]]:
-        """Decode live speech within the context, without a time limit. The caller has a `live_slot`.
+        """Decode live speech within the context, without a time limit. The caller must have a `live_slot`.
 
         Raises `ServerError` if the server has ended all requests.
         """
@@ -215,14 +215,14 @@ class Service:
             yield request
 
     def wake(self) -> None:
-        """Let the decoding thread notice that live speech or a part of a text has arrived."""
+        """Wake the decoding thread, because more speech or another part of a text has arrived."""
         self._thread.wake()
 
     @contextmanager
     def _decoding(
         self, items: Sequence[Item], kept: set[ClientRequest[Any]], deadline: float | None
     ) -> Iterator[ClientRequest[Item]]:
-        """Decode items within the context. kept: contains the request meanwhile. deadline: in the event loop's time."""
+        """Decode items within the context. kept: The set to which the request is added. deadline: In loop time."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         request = ClientRequest(
@@ -243,7 +243,7 @@ class Service:
             self._record(request, None if deadline is None else loop.time() - started)
 
     def _record(self, request: ClientRequest[Any], seconds: float | None) -> None:
-        """Add a request that has ended to the metrics and, with its `seconds`, to the mean time per item."""
+        """Add a request that has ended to the metrics and, unless `seconds` is None, to the mean time per item."""
         failed = "cancelled" if request.error is None else "error"
         for item in request.items:
             if item.finish_reason is not None and seconds is not None:
@@ -258,7 +258,7 @@ class Service:
             self._is_empty.set()
 
     async def drain(self) -> None:
-        """Admit no more requests, let the admitted ones finish within the grace period, and end."""
+        """Refuse new requests, let the admitted requests finish within the grace period, and end."""
         if self.state == STOPPING:
             return
         self.state = STOPPING
@@ -272,14 +272,14 @@ class Service:
         self.on_end(None)
 
     def abort(self) -> None:
-        """Fail all requests, so that `drain` ends."""
+        """Abort all requests, so that `drain` ends."""
         self._fail_all(ServerError(503, "the server is stopping", code=STOPPING))
 
     def _on_ready(self, session: Session) -> None:
         self.session = session
         self.options = session.options_with({})
         gc.collect()
-        gc.freeze()  # later collections then examine only requests, which takes milliseconds
+        gc.freeze()  # later collections then examine only objects of requests, which takes milliseconds
         if self.state == LOADING:
             self.state = READY
 
@@ -297,6 +297,6 @@ class Service:
             self._fail(request, error)
 
     def _fail(self, request: ClientRequest[Any], error: ServerError) -> None:
-        """Fail a request and free its slots at once, even if its client does not read the error."""
+        """Report an error to a request, and free its slots immediately, even if the client does not read the error."""
         request.fail(error)
         self._thread.cancel(request.items)

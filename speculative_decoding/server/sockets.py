@@ -1,4 +1,4 @@
-"""The WebSocket protocol with limits of time and memory. Independent of the contents of messages."""
+"""The WebSocket protocol with limits on time and memory. Independent of the contents of messages."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from websockets.frames import Frame
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-CHECK_SECONDS = 1.0  # between two checks of a socket
-READ_BYTES = 1 << 12  # handled at a time; the event loop serves others in between
-MAX_CONTROL_FRAMES = 50  # pings and pongs of a client between two checks
-MAX_FRAGMENTS = 1000  # of a message; empty ones would not count towards its size
+CHECK_SECONDS = 1.0  # interval between two checks of a socket
+READ_BYTES = 1 << 12  # maximum size of a read; between two reads, the event loop serves other clients
+MAX_CONTROL_FRAMES = 50  # maximum number of a client's pings and pongs between two checks
+MAX_FRAGMENTS = 1000  # of a message, because empty fragments do not count towards its size
 INVALID_TEXT, POLICY, TOO_BIG = 1007, 1008, 1009  # close codes (RFC 6455, section 7.4)
-HALF_CLOSED = "half-closed"  # the reason in a disconnect event if the client sends no more, but may still read
+HALF_CLOSED = "half-closed"  # reason in the disconnect event of a client that has closed only its sending side
 
 
 @dataclass(frozen=True)
 class SocketLimits:
-    """Limits of each WebSocket."""
+    """The limits of each WebSocket."""
 
-    seconds: float = 10.0  # for a client to read pending data, or to answer a close frame
-    message: int = 1 << 20  # bytes
+    seconds: float = 10.0  # time limit for reading pending data, and for answering a close frame
+    message: int = 1 << 20  # maximum size of a message in bytes
 
 
 class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
-    """A WebSocket that a client cannot keep open without reading, nor use to hold up the event loop.
+    """A WebSocket that a client can neither keep open without reading nor use to block the event loop.
 
-    uvicorn pings clients, and pauses senders while a client does not read. But it closes a connection only after
-    everything has been sent, which never happens if the client reads nothing. This class then aborts the connection. A
-    client that sends no more (a half-closed connection) can still read until the application has returned.
+    uvicorn pings clients, and pauses senders while a client does not read. However, uvicorn closes a connection only
+    after all data has been sent, which never happens if the client does not read. This class aborts such a connection.
+    A client that has closed its sending side (a half-closed connection) can read until the application returns.
 
     Args:
         limits: The limits.
         on_lost: Called when the connection has ended.
-        options: See uvicorn.
+        options: The options of uvicorn's class.
     """
 
     def __init__(self, limits: SocketLimits, on_lost: Callable[[], None], **options: Any) -> None:
@@ -55,7 +55,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self._check_timer = self.loop.call_later(CHECK_SECONDS, self._check)
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        """Let the transport read only a few frames in each pass of the event loop."""
+        """Return a small buffer, so that the transport reads only a few frames in each iteration of the event loop."""
         return self._read
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -63,18 +63,18 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.conn.parser_exc is not None:
-            return  # the client may not have received the reason yet
+            return  # wait until the client has received the close frame
         if self.handshake_initiated and not self.handshake_complete:
-            self.handshake_complete = self.close_sent = True  # the client must wait for the response
+            self.handshake_complete = self.close_sent = True  # a client must not send before the handshake is complete
             return self.transport.abort()
         super().data_received(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Let the application send the rest. Returns whether the connection stays open."""
+        """Keep a half-closed connection open until the application returns. Returns whether it stays open."""
         if self.conn.state is not State.OPEN or not self.handshake_complete or self.transport.is_closing():
             return False
         self._is_half_closed = True
-        self.stop_keepalive()  # no answer can arrive
+        self.stop_keepalive()  # the client cannot answer pings
         self.queue.put_nowait({"type": "websocket.disconnect", "code": 1006, "reason": HALF_CLOSED})
         return True
 
@@ -87,11 +87,11 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self._count_control_frame()
 
     def _count_control_frame(self) -> None:
-        """Close a socket with too many of them. They cost time like messages, but sockets take turns with messages."""
+        """Close a socket after too many pings and pongs, because sockets take turns only with messages."""
         self._control_frames += 1
         if self._control_frames > MAX_CONTROL_FRAMES and self.conn.state is State.OPEN:
             reason = f"more than {MAX_CONTROL_FRAMES} pings and pongs within {CHECK_SECONDS:g} s"
-            self.conn.fail(POLICY, reason)  # what follows is not parsed
+            self.conn.fail(POLICY, reason)  # stops the parser
             self._wait_for_client(POLICY, reason)
 
     def handle_cont(self, event: Frame) -> None:
@@ -103,36 +103,36 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     def send_receive_event_to_app(self) -> None:
         if self.curr_msg_data_type == "text" and not is_utf8(b"".join(self.frames)):
             self.frames = []
-            return self._end(INVALID_TEXT, "not UTF-8")  # uvicorn would log a traceback
+            return self._end(INVALID_TEXT, "not UTF-8")  # here, because uvicorn would log a traceback
         super().send_receive_event_to_app()
 
     def handle_parser_exception(self) -> None:
         close = self.conn.close_sent
         if close is None or self.close_sent:
-            self.transport.close()  # the socket was being closed already
+            self.transport.close()  # the socket was already closing
         else:
             self._wait_for_client(close.code, close.reason)
 
     async def receive(self) -> Any:
-        await asyncio.sleep(0)  # sockets take turns, however many messages a client sends at once
+        await asyncio.sleep(0)  # sockets take turns, even if a client sends many messages at once
         return await super().receive()
 
     async def send(self, message: Any) -> None:
         await self.writable.wait()
         if self.close_sent or self.disconnected:
             if message["type"] == "websocket.send":
-                raise ClientDisconnected  # uvicorn would blame the application if the server has closed the socket
+                raise ClientDisconnected  # uvicorn would report an error of the application
             return
         if message["type"] == "websocket.http.response.start":
             message = {**message, "headers": [*self.default_headers, *message["headers"]]}
         await super().send(message)
         if self.close_sent:
-            self.handshake_complete = True  # otherwise uvicorn logs an error after each refusal
+            self.handshake_complete = True  # otherwise, uvicorn logs an error for each refused socket
             if self._is_half_closed:
                 self.transport.close()  # the client cannot answer the close frame
 
     def shutdown(self) -> None:
-        if not self.transport.is_closing():  # uvicorn cannot send the close code twice
+        if not self.transport.is_closing():  # uvicorn fails if it sends a second close code
             super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -141,7 +141,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self._on_lost()
 
     def _check(self) -> None:
-        """Abort the connection if its client reads nothing."""
+        """Abort the connection if its client does not read."""
         self._control_frames = 0
         now = self.loop.time()
         if self.writable.is_set() and not self.transport.is_closing():
@@ -157,9 +157,10 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
             self._wait_for_client(code, reason)
 
     def _wait_for_client(self, code: int, reason: str) -> None:
-        """Send the close code, and close the connection when the client has answered, but after some seconds anyway.
+        """Send the close code, and close the connection when the client answers or the time limit is reached.
 
-        If it was closed at once, unread bytes from the client would reset it, and the client would not get the code.
+        If the connection were closed immediately, unread bytes from the client would cause a TCP reset, and the client
+        would not receive the code.
         """
         self.stop_keepalive()
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})

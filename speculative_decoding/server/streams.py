@@ -1,4 +1,4 @@
-"""Streams the output of a client's request as server-sent events."""
+"""Streams the output of a request as server-sent events."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ async def stream(
 ) -> AsyncGenerator[Mapping[str, Any] | str | None]:
     """Yield None when all items are queued, then the events of the stream.
 
-    A `ServerError` before the first None is raised; a later one becomes the last event. None is also yielded after
+    A `ServerError` is raised before the first None; a later error becomes the last event. None is also yielded after
     every `KEEP_ALIVE_SECONDS` without an event, to keep the connection open.
 
     Args:
         service: Decodes the items.
         items: Prompts, or a recording.
-        event_of: Returns the event for an item's progress, or None if there is nothing to send.
+        event_of: Returns the event for the progress of an item, or None if there is nothing to send.
         last_events: Returns the events to send when all items are finished.
-        upload: The recording's upload.
+        upload: The upload of a recording.
     """
     with service.request(items, upload) as client:
         await client.wait_until_queued()

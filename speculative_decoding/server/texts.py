@@ -1,4 +1,4 @@
-"""Texts of clients, which take turns with other texts and prompts. documents.py divides a text into parts."""
+"""Items for the texts of clients, and their scheduler. The prompts of a text take turns with those of other clients."""
 
 from __future__ import annotations
 
@@ -24,30 +24,33 @@ if TYPE_CHECKING:
     from ..documents.tokens import Literal
     from .documents import Document
 
-ENCODED = 512  # tokens that are encoded together, and perhaps those of one more prompt
-READ_AHEAD = 64  # parts that a reading thread reads
-TURNS_PER_SLOT = 2  # prompts of texts in the engine, which encodes several together
-MAX_COPIED = 64  # parts without prompts that are copied in a turn
+ENCODED = 512  # number of unencoded tokens in the engine at which no further prompts are added
+READ_AHEAD = 64  # number of parts that a reading thread reads ahead
+TURNS_PER_SLOT = 2  # prompts of texts in the engine for each slot, because the engine encodes several together
+MAX_COPIED = 64  # maximum number of parts to copy in one turn
 
 ReadPart: TypeAlias = "tuple[Document, Literal | Piece] | Exception | None"
 
 
 @dataclass(eq=False)
 class ClientText(ClientItem):
-    """The texts of a request, one after the other. Each has begun. Used by the decoding thread until it is finished.
+    """The texts of a request, which are decoded one after another. Used only by the decoding thread until finished.
 
-    texts: The texts.
-    run: Runs steps in a reading thread. Parsing a part may take seconds, so the decoding thread does not do it.
-    wake: Wakes the decoding thread.
+    Args:
+        texts: The texts. `begin` has been called for each of them.
+        run: Runs steps in a reading thread, because parsing a part may take seconds.
+        wake: Wakes the decoding thread.
 
     Attributes:
-        ahead: The parts that a reading thread has read. The last one is None, or the error that ended reading.
-        reading: The steps in a reading thread.
-        window: The parts that were read and are not written yet.
-        waiting: The prompts that wait for a turn, by number.
-        in_engine: By number of a prompt, the engine that it is in.
-        is_read: Whether all parts were read.
-        has_begun: Whether its client knows of the first output.
+        ahead: The parts that a reading thread has read. After the last part comes None, or the error of the reading.
+        reading: The future of the steps in a reading thread.
+        window: The parts that have been taken from `ahead` and not been written.
+        written: The output of each text, in parts.
+        waiting: Number of a prompt that waits for a turn -> the prompt.
+        in_engine: Number of a prompt in an engine -> the engine.
+        is_read: Whether all parts have been taken from `ahead`.
+        has_begun: Whether the client has been notified of the first output.
+        total: The statistics of all prompts.
     """
 
     takes_turns = True
@@ -70,12 +73,12 @@ class ClientText(ClientItem):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can go on before an output in the engine is complete."""
+        """Whether the text can use a turn before another of its prompts is finished."""
         return bool(self.waiting) or (self.window.has_capacity and (bool(self.ahead) or self.may_read))
 
     @property
     def may_read(self) -> bool:
-        """Whether there are parts that no thread is reading."""
+        """Whether there are more parts, and no thread is reading them."""
         return self._has_more and self.reading.done()
 
     def read_ahead(self) -> Future[None]:
@@ -98,7 +101,7 @@ class ClientText(ClientItem):
             yield
 
     def check(self, limits: Limits) -> None:
-        """Its prompts are checked one by one."""
+        """Check nothing, because each prompt is checked in its turn."""
 
     def start(self, scheduler: TextScheduler, number: int) -> Iterable[Progress]:
         scheduler.texts[number] = self
@@ -113,20 +116,23 @@ class ClientText(ClientItem):
 
 
 class TextScheduler(PartScheduler):
-    """Decodes clients' prompts, which have a number, and the prompts of their texts, which have ((text, part), prompt).
+    """Decodes the prompts of clients, and the prompts of their texts, in two engines.
 
-    A prompt of a text waits for a turn, and a text has at most `max_prompts` in the engine. See `Lane`. The prompts of
-    clients, and of a text whose client has none in the engine, have an engine of their own, so they wait for no slot.
-    Its rounds take as much time as those of the other one, in which a round of long prompts is slow.
+    The number of a client's prompt is an integer. The number of a prompt of a text is ((text, part), prompt). Prompts
+    of texts wait for turns (see `Lane`), and each text has at most `max_prompts` prompts in an engine.
+
+    The second engine, `others`, serves clients' prompts, and prompts of a text whose client has no other prompt in an
+    engine, so that these prompts do not wait for a slot. Both engines get the same share of time, because rounds of
+    `prompts` may be slow.
 
     Args:
-        prompts: Decodes prompts of texts, whose options are complete.
-        others: Decodes the prompts that wait for no slot.
-        limits: Limits of the server.
+        prompts: Decodes the prompts of texts. Their options are complete.
+        others: Decodes the prompts that do not wait for a slot.
+        limits: The limits of the server.
         clock: Returns the time in seconds.
 
     Attributes:
-        texts: The texts that are being decoded, by number.
+        texts: Number -> text, for the texts that are being decoded.
     """
 
     prompts: PromptScheduler
@@ -143,7 +149,7 @@ class TextScheduler(PartScheduler):
         self.texts: dict[int, ClientText] = {}
         self._limits = limits
         self._clock = clock
-        self._seconds = 0.0  # of the last round of texts
+        self._seconds = 0.0  # duration of the last round of `prompts`
 
     @property
     def running(self) -> int:
@@ -160,15 +166,15 @@ class TextScheduler(PartScheduler):
 
     @property
     def free_turns(self) -> int:
-        return self._free + 1  # a client without a prompt in the engine does not need a free place
+        return self._free + 1  # a client without a prompt in an engine can always have a turn
 
     def held_clients(self) -> Collection[str]:
-        """Return the clients that wait for a free place in the engine, because they have a prompt in it."""
+        """Return the clients whose texts must wait: the engine is full, and they already have a prompt in an engine."""
         return () if self._free > 0 else self._clients()
 
     @property
     def _free(self) -> int:
-        """How many more prompts of texts the engine may have. Of long ones, few wait to be encoded together."""
+        """How many more prompts may be given to `prompts`. None while `ENCODED` or more tokens wait to be encoded."""
         numbers = [
             each for text in self.texts.values() for each in text.in_engine if text.in_engine[each] is self.prompts
         ]
@@ -183,6 +189,10 @@ class TextScheduler(PartScheduler):
     def is_idle(self) -> bool:
         return self.prompts.is_idle and self.others.is_idle and not self.paused
 
+    def stats_of(self, number: Any) -> GenerationStats:
+        (text, _), _ = number
+        return self.texts[text].total
+
     def submit_prompt(self, item: tuple[Any, Mapping[str, Any]]) -> Iterable[Progress]:
         """Let a prompt of a text wait for a turn."""
         number, prompt = item
@@ -191,16 +201,16 @@ class TextScheduler(PartScheduler):
         return ()
 
     def check(self, engine: PromptScheduler, number: Any, prompt_field: str) -> None:
-        """Raise `ServerError` if a prompt in an engine has too many tokens. prompt_field: the API's name for it."""
+        """Raise `ServerError` if a prompt in an engine has too many tokens. prompt_field: The field of the prompt."""
         request = engine.requests(number)[0]
         self._limits.check_tokens(prompt_field, request.stats.prompt_tokens)
         self._limits.check_tokens("decoder_prefix", request.prefix_length - 1)
 
     def resume(self, number: int) -> Iterator[Progress]:
-        """Give a prompt of a text to the engine."""
+        """Give a prompt of a text to an engine."""
         return self._guarded(number, self._take_turn)
 
-    def step(self) -> Iterator[Any]:
+    def decode_round(self) -> Iterator[Any]:
         started = self._clock()
         while not self.others.is_idle:
             yield from self._round(self.others)
@@ -211,10 +221,8 @@ class TextScheduler(PartScheduler):
             yield from self._round(self.prompts)
         self._seconds = self._clock() - started
         for engine in (self.prompts, self.others):
-            if engine.is_idle:  # perhaps because its prompts were cancelled
+            if engine.is_idle:  # all its prompts have finished or were cancelled
                 engine.free()
-
-    decode_round = step
 
     def _round(self, engine: PromptScheduler) -> Iterator[Any]:
         for progress in engine.step():
@@ -237,7 +245,7 @@ class TextScheduler(PartScheduler):
                 super().cancel(part)
 
     def _guarded(self, number: int, work: Callable[[int, ClientText], None]) -> Iterator[Progress]:
-        """Do some work for a text. If that fails, only this text does."""
+        """Call `work` for a text. If it raises an error, only this text fails."""
         text = self.texts[number]
         try:
             work(number, text)
@@ -250,11 +258,11 @@ class TextScheduler(PartScheduler):
                 yield BatchResult(number, None)
             elif text.total.generated_tokens and not text.has_begun:
                 text.has_begun = True
-                yield PromptProgress(number)  # its first output
+                yield PromptProgress(number)  # the first output of the text
 
     def _take_turn(self, number: int, text: ClientText) -> None:
         for _ in range(MAX_COPIED):
-            if len(text.waiting) > 1 or not text.ahead:  # two, so that the end is known with the last one
+            if len(text.waiting) > 1 or not text.ahead:  # read two, to know whether a prompt is the last one
                 break
             self._read(number, text)
         if text.may_read and len(text.ahead) < READ_AHEAD // 2:
@@ -285,12 +293,10 @@ class TextScheduler(PartScheduler):
 
     def _receive(self, progress: PromptProgress, number: int, text: ClientText) -> None:
         del text.in_engine[progress.number]
-        if progress.result is not None:
-            text.total.add(progress.result.stats)
         self._write(text, self.receive(progress))
 
     def _write(self, text: ClientText, results: Iterable[BatchResult[Any]]) -> None:
-        """Write the finished parts, up to the first one that is not."""
+        """Write all parts that are finished, up to the first unfinished part."""
         for each in results:
             _, place = each.number
             for (own, part), found in text.window.receive(BatchResult(place, each.result)):
@@ -298,7 +304,7 @@ class TextScheduler(PartScheduler):
 
 
 def text_scheduler(session: Session, limits: Limits) -> TextScheduler:
-    """Return a scheduler for a session with a model that reads text."""
+    """Return a scheduler for prompts and texts. The session has a text model."""
     prompts, others = (
         PromptScheduler(
             lambda own: own["options"],

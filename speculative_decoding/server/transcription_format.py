@@ -1,6 +1,6 @@
-"""OpenAI's format of transcriptions and translations of speech: parses forms, and builds responses and events.
+"""OpenAI's format for transcriptions and translations of speech: parses forms, and builds responses and events.
 
-The options of `TranscriptionOptions` are additional fields, as are decoding options that may differ between recordings.
+All options of `TranscriptionOptions`, and the decoding options in `DECODING`, are additional fields.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FIELDS: Mapping[str, Field] = {
     "rounds": Field(Bool()),
     **{name: field if name in DECODING else NO_OPTION for name, field in option_fields().items()},
     **{name: Field(spec.type) for name, spec in transcription_specs().items()},
-    # OpenAI's fields that the server does not have
+    # OpenAI's fields that the server does not support
     "include": Field(
         ListOf(Text()),
         refused="is not supported: log-probabilities are only returned as averages, with response_format verbose_json",
@@ -54,7 +54,7 @@ FIELDS: Mapping[str, Field] = {
     "chunking_strategy": Field(refused="is not supported: windows follow the speech"),
     "known_speaker_names": NO_SPEAKERS,
     "known_speaker_references": NO_SPEAKERS,
-    # Options that have another name in this API, or that would let a client make the server read a file repeatedly
+    # Options that have another name in this API, or with which a client could make the server read a file repeatedly
     "task": Field(refused="is not a field of this API; send the recording to /v1/audio/translations"),
     "word_timestamps": Field(refused="is not a field of this API; use timestamp_granularities[]"),
     "initial_prompt": Field(refused="is not a field of this API; use prompt"),
@@ -68,13 +68,13 @@ FIELDS: Mapping[str, Field] = {
 class TranscriptionRequest:
     """The fields of a request."""
 
-    content: bytes  # of the file
+    content: bytes  # content of the file
     options: TranscriptionOptions
     decoding: GenerationOptions
     response_format: str
     granularities: Sequence[str]
     stream: bool
-    rounds: bool  # not an OpenAI field: events say which text was drafted
+    rounds: bool  # whether events mark the text that was drafted; not an OpenAI field
 
 
 def parse_transcription_request(
@@ -105,7 +105,7 @@ def parse_transcription_request(
 
     options |= {"task": task, "word_timestamps": "word" in granularities}
     if options.get("temperature") == 0:
-        del options["temperature"]  # in this API, 0 lets the temperature rise where necessary, like the default
+        del options["temperature"]  # in this API, 0 has the meaning of our default: the temperature may rise
     try:
         own, given = split_options(options, audio)
         language_code(audio, own)
@@ -117,7 +117,7 @@ def parse_transcription_request(
 
 
 def transcription_response(request: TranscriptionRequest, result: Transcription) -> Response:
-    """Return the response in the format that the client asked for."""
+    """Return the response in the requested format."""
     text = result.text.strip()
     match request.response_format:
         case "json":
@@ -134,7 +134,7 @@ def verbose(request: TranscriptionRequest, result: Transcription) -> dict[str, A
     language = request.options.output_language(result.language)
     fields = {
         "task": request.options.task,
-        "language": NAMES.get(language, language),  # of the text; OpenAI's API names it, such as "english"
+        "language": NAMES.get(language, language),  # of the text; as in OpenAI's API, a name such as "english"
         "duration": result.seconds,
         "text": result.text.strip(),
     }
@@ -154,7 +154,7 @@ def usage(result: Transcription) -> dict[str, Any]:
 def delta_event(
     item: ClientRecording, progress: TranscriptionEvent, text_tokens: SpeechText | None = None
 ) -> dict[str, Any] | None:
-    """Return the event for new segments. A recording's first event begins without a space.
+    """Return the event for new segments, or None. The text of a recording's first event begins without a space.
 
     text_tokens: Decodes the model's tokens, for requests with `rounds`.
     """
@@ -169,7 +169,7 @@ def delta_event(
 
 
 def pieces_of(segments: Sequence[Segment], text_tokens: SpeechText) -> list[Piece]:
-    """Return the text of segments, divided where it changes between accepted drafts and other text."""
+    """Return the text of segments, divided into accepted draft text and other text."""
     parts: list[Piece] = []
     for segment in segments:
         pairs = zip(segment.tokens, segment.from_draft, strict=True)

@@ -39,7 +39,7 @@ UPLOAD_SECONDS = 120.0  # time limit for receiving a recording
 
 
 async def transcribe(request: Request, task: str) -> Response:
-    """Handle a request for a transcription or translation. task: one of `TASKS`."""
+    """Handle a request for a transcription or translation. task: One of `TASKS`."""
     service: Service = request.app.state.service
     audio = service.require_speech()
     limits = service.limits
@@ -57,7 +57,7 @@ async def transcribe(request: Request, task: str) -> Response:
             recording = await cancel_on_disconnect(request.receive, reading)
         del source, frames, steps, reading
         wanted = replace(wanted, content=b"")
-        upload.size -= size  # only the frames are in memory from now on
+        upload.size -= size  # from here on, only the frames are in memory
         item = ClientRecording(recording, wanted.options, wanted.decoding, address)
         if not wanted.stream:
             await cancel_on_disconnect(request.receive, service.decode([item], upload))
@@ -66,12 +66,12 @@ async def transcribe(request: Request, task: str) -> Response:
         text_tokens = SpeechText(service.session.tokenizer, audio) if wanted.rounds else None
         event_of = partial(delta_event, text_tokens=text_tokens)
         events = stream(service, [item], event_of, lambda: done_events(item, wanted.rounds), upload)
-        await cancel_on_disconnect(request.receive, anext(events))  # an error here still sets the HTTP status
+        await cancel_on_disconnect(request.receive, anext(events))  # an error up to here sets the HTTP status
         return EventStream(events, limits.max_seconds, stack.pop_all())
 
 
 async def received(request: Request, task: str, audio: AudioConfig, upload: Upload) -> TranscriptionRequest:
-    """Receive and parse a form. Raises `ServerError`."""
+    """Receive and parse the form of a request. Raises `ServerError`."""
     service: Service = request.app.state.service
     limits = service.limits
     receiving = read_body(request, limits.max_audio + limits.max_body, seconds=UPLOAD_SECONDS, count=upload.add)
@@ -93,7 +93,7 @@ async def received(request: Request, task: str, audio: AudioConfig, upload: Uplo
 
 
 class CountedBytes(BytesIO):
-    """A buffer for frames in memory. count: called with the number of bytes before they are written."""
+    """A buffer for frames in memory. count: Called with the number of bytes before each write. May raise an error."""
 
     def __init__(self, count: Callable[[int], None]) -> None:
         super().__init__()

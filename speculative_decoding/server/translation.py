@@ -1,6 +1,6 @@
 """LibreTranslate's API for texts: POST /translate and /detect, GET /languages and /frontend/settings.
 
-The fields of its API for files are here, too.
+The tables of fields include the fields of the API for files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ IN_FILES: Mapping[str, Field] = {**LANGUAGES, "format": Field(), **OF_ALL, "file
 
 
 async def read_request(request: Request, table: Mapping[str, Field]) -> dict[str, Any]:
-    """Return the values of a JSON object or a form, which may contain the client's token. Raises `ServerError`."""
+    """Return the values in a JSON object or a form, and check the token. Raises `ServerError`."""
     sent = await read_fields(request, request.app.state.service.limits.max_body, JSON, FORM, MULTIPART)
     if isinstance(sent, list):
         token = "".join(part.content.decode(errors="replace") for part in sent if part.name == "api_key")
@@ -54,9 +54,9 @@ async def read_request(request: Request, table: Mapping[str, Field]) -> dict[str
 
 
 def text_translator(request: Request, *, with_documents: bool = False) -> Translator:
-    """Return the server's translator. Raises `ServerError` if the model is not ready or transcribes speech.
+    """Return the translator. Raises `ServerError` if the server is not ready or has a speech model.
 
-    with_documents: whether the package must have been installed with documents/, which divides texts.
+    with_documents: Whether the optional subpackage documents/ is required, which divides texts.
     """
     translator: Translator = request.app.state.translator
     translator.service.require_text()
@@ -71,13 +71,13 @@ async def translate(request: Request) -> Response:
     texts = given_texts(fields)
     request.scope["prompts"] = [each.text for each in texts]
     content = await translator.translate(request, texts, fields["source"], fields["target"])
-    if fields.get("alternatives"):  # the server has none
+    if fields.get("alternatives"):  # the server makes only one translation
         content["alternatives"] = [[] for _ in texts]
     return JSONResponse(of_one(content) if isinstance(fields["q"], str) else content)
 
 
 def of_one(content: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Return the fields of a response for one text instead of a list."""
+    """Convert the fields of a response for a list of one text to those for a single text."""
     return {name: value for name, (value,) in content.items()}
 
 
@@ -106,7 +106,7 @@ async def languages(request: Request) -> Response:
 
 
 async def frontend_settings(request: Request) -> Response:
-    """Return what programs with a user interface ask for, in LibreTranslate's format."""
+    """Return the settings for programs with a user interface, in LibreTranslate's format."""
     translator = text_translator(request)
     listed = translator.languages.listed
     needs_token = request.app.state.settings.token is not None
@@ -130,7 +130,7 @@ async def frontend_settings(request: Request) -> Response:
 
 
 def default_languages(listed: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the languages that a user interface should show at first: the first pair, from English if possible."""
+    """Return the initial languages for a user interface: the first pair of languages, from English if possible."""
     if not listed:
         return {}
     source = next((each for each in listed if each["code"] == "en"), listed[0])

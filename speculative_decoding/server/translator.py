@@ -1,4 +1,4 @@
-"""Translates the texts of a request: chooses their languages, admits the request, and reads and decodes all texts."""
+"""Translates the texts of a request: admits the request, detects languages, and reads and decodes all texts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class Translator:
-    """Translates for the clients of a server."""
+    """Translates texts for the clients of a server."""
 
     service: Service
     prefixes: Pairs
@@ -36,16 +36,16 @@ class Translator:
 
     @cached_property
     def languages(self) -> Languages:
-        """The languages of the model. The service must be ready."""
+        """The languages of the model. Available when the service is ready."""
         return Languages(self.service.session.tokenizer, self.prefixes)
 
     async def translate(
         self, request: Request, texts: Sequence[Document], source: str, target: str
     ) -> dict[str, list[Any]]:
-        """Translate texts from one language, or from the detected languages if it is `AUTO`. Raises `ServerError`.
+        """Translate texts from the `source` language; `AUTO` detects the language of each text. Raises `ServerError`.
 
-        Returns the fields of a response, with an item for each text. LibreTranslate's API has no `findings`, which are
-        what a reader should check.
+        Returns the fields of a response, with an item for each text. `findings` lists places in the output that a
+        reader should check; LibreTranslate's API has no such field.
         """
         with self.service.upload(self.service.limits.max_body) as upload:
             with self.service.opening(upload):
@@ -64,7 +64,7 @@ class Translator:
     async def _begin(
         self, request: Request, texts: Sequence[Document], source: str, target: str
     ) -> tuple[ClientText, list[Detection]]:
-        """Detect the languages, and begin to read all texts that are not in the target language already."""
+        """Detect languages, and begin to read all texts that are not already in the target language."""
         try:
             found = await self._detected(request, texts, target) if source == AUTO else []
             kept = self.languages.target(target) if found else None  # the language of texts that are not translated
@@ -83,7 +83,7 @@ class Translator:
         return item, found
 
     async def _detected(self, request: Request, texts: Sequence[Document], target: str) -> list[Detection]:
-        """Return the most likely language of each text, which may be the target language."""
+        """Return the most likely language of each text. It may be the target language."""
         self.detector.require_installed("source")
         codes = [*self.languages.into(target), self.languages.target(target)]
         return await in_thread(request, lambda: [self.detector.detect(each.sample(), codes)[0] for each in texts])
@@ -100,7 +100,7 @@ class Translator:
 
 
 async def in_thread(request: Request, work: Callable[[], Result]) -> Result:
-    """Run work that may take long, such as reading a text of a megabyte, in the reading threads. Clients take turns."""
+    """Run work that may take long, such as reading a megabyte of text, in the reading threads. Clients take turns."""
     service: Service = request.app.state.service
 
     def steps() -> Generator[None, None, Result]:

@@ -1,9 +1,9 @@
-"""Chooses the client that has received the least service, and among its items the one that has received the least.
+"""Chooses the client that has received the least service, and the item of that client that has received the least.
 
-Weighted fair queueing (Demers, Keshav and Shenker, 1989) with two levels and equal weights. Virtual time is the service
-that each entry would have received if all had received the same. A new entry starts at the virtual time, with a credit
-for its first turn. It is therefore served next, but is not compensated for the time before its arrival, so a stream of
-new entries does not starve the others.
+This is fair queueing (Demers, Keshav and Shenker, 1989) with two levels. Virtual time is the service that each entry
+would have received if the service had been shared equally. A new entry starts at the current virtual time, minus a
+credit for its first turn. It is therefore served next, but it is not compensated for the time before its arrival, so a
+stream of new entries does not starve the others.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ Item = TypeVar("Item", bound=Hashable)
 class Entry:
     """An item, or a client with its items.
 
-    had: the service that it has received, plus the virtual time at its arrival.
-    virtual: the virtual time of its items.
-    entries: how many items it has.
-    credit: how much earlier its first turn comes.
-    waiting_since: a number that grows with each arrival in the queue; None while it is not waiting.
+    Attributes:
+        received: The service that the entry has received, plus the virtual time at its arrival.
+        virtual: The virtual time of the client's items.
+        entries: The number of the client's items.
+        credit: Subtracted from `received` until the end of the first turn.
+        waiting_since: The position in the order of arrivals; None while the entry is not waiting.
     """
 
-    had: float
+    received: float
     virtual: float = 0.0
     entries: int = 0
     credit: float = 0.0
@@ -34,20 +35,20 @@ class Entry:
 
     @property
     def order(self) -> float:
-        return self.had - self.credit
+        return self.received - self.credit
 
 
 @dataclass
 class Turns(Generic[Item]):
     """The items that take turns: recordings and texts, or readings of audio. Not thread-safe.
 
-    credit: how much earlier the first turn of a new entry comes; about the cost of one turn.
+    credit: The credit of a new entry, which should be about the cost of a turn.
     """
 
     credit: float
-    _all: Entry = field(init=False, default_factory=lambda: Entry(0.0))  # its entries are the clients
+    _all: Entry = field(init=False, default_factory=lambda: Entry(0.0))  # the entries of this entry are the clients
     _clients: dict[str, Entry] = field(init=False, default_factory=dict)
-    _items: dict[Item, tuple[str, Entry]] = field(init=False, default_factory=dict)  # with its client's name
+    _items: dict[Item, tuple[str, Entry]] = field(init=False, default_factory=dict)  # item -> client's name, entry
     _arrivals: int = field(init=False, default=0)
 
     def __contains__(self, item: Item) -> bool:
@@ -66,7 +67,7 @@ class Turns(Generic[Item]):
         return self._items[item][1].waiting_since is not None
 
     def enter(self, item: Item, client: str) -> None:
-        """Add an item of a client. It does not wait for a turn yet."""
+        """Add an item of a client. The item waits for a turn only after `wait`."""
         if client not in self._clients:
             self._clients[client] = self._newcomer(self._all)
         self._items[item] = client, self._newcomer(self._clients[client])
@@ -81,11 +82,11 @@ class Turns(Generic[Item]):
         self._items[item][1].waiting_since = self._arrivals
 
     def take(self, *, newcomers_only: bool = False, without: Collection[Item] = ()) -> Item | None:
-        """Return the item whose turn it is, and end its wait. Returns None if no item is waiting.
+        """Return the item that has the next turn, and end its wait. Returns None if no item can have a turn.
 
         Args:
-            newcomers_only: Exclude items that have had a turn.
-            without: Further items to exclude.
+            newcomers_only: Whether to exclude items that have had a turn.
+            without: Other items to exclude.
         """
         waiting = [
             ((self._clients[client].order, entry.order, entry.waiting_since), item)
@@ -99,17 +100,17 @@ class Turns(Generic[Item]):
         return item
 
     def charge(self, item: Item, amount: float) -> None:
-        """Count the service that an item received in a turn. An item that has left is ignored."""
+        """Count the service that an item received in a turn. Ignores items that have left."""
         if item in self._items:
             name, entry = self._items[item]
             client = self._clients[name]
             for parent, child in ((self._all, client), (client, entry)):
                 parent.virtual += amount / parent.entries
-                child.had += amount
+                child.received += amount
                 child.credit = 0.0
 
     def leave(self, item: Item) -> None:
-        """Remove an item. An item that has left is ignored."""
+        """Remove an item. Ignores items that have left."""
         if item in self._items:
             name, _ = self._items.pop(item)
             self._clients[name].entries -= 1

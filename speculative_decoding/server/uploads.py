@@ -1,4 +1,4 @@
-"""A client's recording or text until it has been decoded: its memory, place in the queue and deadline."""
+"""Counts a client's recording or text in memory and in the queue until it has been decoded, and keeps its deadline."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Result = TypeVar("Result")
 
 
 class Upload:
-    """A recording or a text of a client. Used on the event loop, except that a reading thread may also call `add`.
+    """A recording or a text of a client. Used on the event loop, except that reading threads may also call `add`.
 
     Args:
-        deadline: When its request must be finished, in the event loop's time.
-        count: Called with the number of bytes that are added. It may raise `ServerError`.
+        deadline: When the request must be finished, in the time of the event loop.
+        count: Called with the number of bytes that are added. May raise `ServerError`.
 
     Attributes:
-        size: Bytes in memory: a text, or a recording's file until its frames have been computed, and the frames.
-        is_opening: Whether it counts as queued, because it has arrived but none of it is in the decoding thread.
+        size: Bytes in memory: of a text, or of the frames of a recording and, until they are complete, its file.
+        is_opening: Whether the upload counts as queued: it has arrived, but has not been submitted for decoding.
     """
 
     def __init__(self, deadline: float, count: Callable[[int], None]) -> None:
@@ -32,12 +32,12 @@ class Upload:
         self._failure: asyncio.Future[ServerError] = asyncio.get_running_loop().create_future()
 
     def add(self, size: int) -> None:
-        """Count bytes of a text, a file or its frames. Raises `ServerError` if all uploads are too large together."""
+        """Count bytes of a text, a file or its frames. Raises `ServerError` if all uploads together are too large."""
         self._count(size)
         self.size += size
 
     def fail(self, error: ServerError) -> None:
-        """Make `unless_failed` raise an error, either now or in its next call."""
+        """Make `unless_failed` raise an error: the current call, or the next one."""
         if not self._failure.done():
             self._failure.set_result(error)
 

@@ -1,4 +1,4 @@
-"""Jobs of a model with an adapter (tests/unit/loading/test_adapter.py)."""
+"""Tests jobs of a model with an adapter (see tests/unit/loading/test_adapter.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines with recordings: each record is the transcript of its file, and errors stay in their line."""
+"""Tests lines with recordings: each record is the transcript of its file, and an error affects only its line."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_records_are_transcripts_and_errors_stay_in_their_line(folder: Path) -> 
 
 
 def test_lines_with_recordings_have_draft_texts_of_their_own(folder: Path) -> None:
-    """A text changes no record but its counts, and none that belongs to another line is drafted."""
+    """A draft text changes only the counts of a record. The draft text of another line is never used."""
     (folder / "sub" / "b.wav").write_bytes(wav(noise(3, 1.6)))
     own = Session(speech_model(), Letters(), options=GenerationOptions(drafter="text", num_draft_tokens=15))
     alone = [own.transcribe(folder / name, **FIRST) for name in ("a.wav", "sub/b.wav")]

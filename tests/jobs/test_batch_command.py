@@ -1,4 +1,4 @@
-"""`batch` with the bundled models: records, resuming, prefixes, progress, and errors in one line."""
+"""Tests `batch` with the bundled models: records, resuming, prefixes, progress and one-line errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def records(output: str | Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def batch(capfd: pytest.CaptureFixture[str]) -> Batch:
-    """Run `batch` in this process and return (exit status, standard output, standard error)."""
+    """Run `batch` in this process. Returns the exit status, standard output and standard error."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
         capfd.readouterr()
@@ -96,7 +96,7 @@ def test_the_first_run_records_its_exactness_and_a_finished_job_needs_no_weights
 
 @pytest.mark.parametrize("prefix", ["grammar: ", " "])
 def test_a_prefix_equals_writing_it_before_each_prompt(prefix: str, batch: Batch, tmp_path: Path) -> None:
-    """Blank lines stay blank. Options, seeds and other fields of a line are kept."""
+    """Blank lines stay blank, and a line keeps its options, seed and other fields."""
     for name, lines in {
         "in.txt": ["He go home.", "", "It were a cod business."],
         "in.jsonl": [{"prompt": "He go home.", "id": 1}, {"prompt": " "}, {"prompt": "It were.", "temperature": 1.0}],
@@ -131,7 +131,7 @@ OLD = "It was a cold business, and I had neither coat nor hat."
 
 
 def test_draft_texts_change_no_record(batch: Batch, tmp_path: Path) -> None:
-    """Draft counts are left out even for drafts of a fixed length, because learned chances shorten them."""
+    """Draft counts are omitted even for a fixed draft length, because learned probabilities shorten the drafts."""
     plain = [{"prompt": prompt} for prompt in PROMPTS[:3]]
     own = [{"draft_text": OLD}, {"draft_text": [OLD, "x", ""]}, {"draft_text": [], "num_draft_tokens": 3}]
     (tmp_path / "draft.txt").write_text(OLD * 9)
@@ -151,7 +151,7 @@ def test_draft_texts_change_no_record(batch: Batch, tmp_path: Path) -> None:
 
 
 def test_records_do_not_depend_on_the_rows_beside_them(batch: Batch, tmp_path: Path) -> None:
-    """A draft model of another vocabulary writes the texts of all rows together, which changes its draft counts."""
+    """A draft model with another vocabulary writes the texts of all rows in one batch, which changes draft counts."""
     folder = ROOT / "models" / "t5-web-docs-draft"
     draft = save_with_other_vocabulary(load(folder).model, folder, tmp_path / "other")
     (tmp_path / "in.txt").write_text("\n".join(PROMPTS[:6]))
@@ -194,7 +194,7 @@ def test_wrong_draft_texts_of_lines_are_error_records(batch: Batch, tmp_path: Pa
 def test_a_job_records_a_hash_of_its_draft_texts_and_is_resumed_with_the_same_texts(
     batch: Batch, tmp_path: Path
 ) -> None:
-    """As for other settings of drafts, which may decide near-ties in 16 bits, and samples with some rules."""
+    """Draft settings can decide near-ties in 16 bits, and samples with some acceptance rules."""
     (tmp_path / "in.txt").write_text("\n".join(PROMPTS[:3]))
     (tmp_path / "draft.txt").write_text(OLD * 1000)
     output, stats = tmp_path / "out", tmp_path / "stats.json"
@@ -277,7 +277,7 @@ def test_standard_input_and_output_and_exit_status_1_for_errors(
     assert status == 1 and [each["line"] for each in found] == [1, 2, 3, 4]
     assert blank["finish_reason"] == "blank" and "at most 512" in long["error"] and "UTF-8" in wrong["error"]
     assert "4 lines, 2 of them errors (line 3: prompt: has 601 tokens" in err and "; also line 4); " in err
-    with (tmp_path / "in.txt").open("rb") as stdin:  # for -
+    with (tmp_path / "in.txt").open("rb") as stdin:  # the input -
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
         assert batch("-", "--baseline")[:2] == (status, out)
 
@@ -353,7 +353,7 @@ def test_contradicting_options_are_reported_in_one_line(
 
 
 def test_an_input_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
-    """A named pipe would block, and /dev/zero is endless."""
+    """Reading a named pipe would block, and reading /dev/zero would never end."""
     (path := tmp_path / "input").symlink_to("/dev/null")
     with pytest.raises(InputError, match="not a regular file"):
         open_input(str(path))

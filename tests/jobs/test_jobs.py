@@ -1,4 +1,4 @@
-"""Jobs over files: line n of the output is the record of line n of the input, whatever order rows finish in."""
+"""Tests jobs over files: line n of the output is the record of line n of the input."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INPUT = sample_input(40)
 
 @pytest.fixture(autouse=True)
 def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip fsync, which is slow."""
+    """Disable fsync, which is slow."""
     monkeypatch.setattr("os.fsync", lambda _: None)
 
 
@@ -116,7 +116,7 @@ def test_records_do_not_depend_on_the_encoding_of_the_input(tmp_path: Path, enco
 
 @pytest.mark.parametrize("mark", [b"", b"\xff\xfe"])
 def test_a_text_with_nul_characters_is_an_error_record(tmp_path: Path, mark: bytes) -> None:
-    """UTF-16 without a byte-order mark, and a binary file."""
+    """Tests UTF-16 without a byte-order mark, and a binary file."""
     content = "eins\nzwei\n".encode("utf-16-le") if not mark else mark + "a\0b\nok\n".encode("utf-16-le")
     run_job(tmp_path / "out", content)
     first, *_, last = records(tmp_path / "out")
@@ -228,8 +228,8 @@ def test_format_is_chosen_by_suffix_or_first_line() -> None:
 
 
 def test_memory_does_not_grow_with_the_number_of_lines() -> None:
-    """Uses the worst order, which finishes the oldest row last. An object kept per line would add 3,000 objects."""
-    ahead, peaks = 0, [0, 0]  # lines read ahead; memory blocks in the first tenth of the job, and after it
+    """Finishes the oldest row last, which is the worst order. A leak of one object per line would add 3,000 objects."""
+    ahead, peaks = 0, [0, 0]  # number of lines read ahead; memory blocks in the first tenth of the job, and afterwards
 
     def lines_and_memory() -> Iterator[InputLine]:
         nonlocal ahead
@@ -261,7 +261,7 @@ def test_long_lines_reduce_the_window() -> None:
 
 
 def test_a_long_source_is_encoded_in_a_batch_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory estimate is for one prompt, not for a batch of them."""
+    """The memory estimate covers one prompt, not a batch of prompts."""
     session = load("t5-web-docs-draft")
     shapes = []
     encode = type(session.model).encode
@@ -283,7 +283,7 @@ def test_totals_sum_up_the_rows(tmp_path: Path) -> None:
     prompts = ["a", "a b c", "too long", "a b"]
     totals = run_job(tmp_path / "out", "\n".join(prompts).encode())
     results = [result_of(prompt).stats for prompt in prompts if prompt != "too long"]
-    totals.seconds = 3.0  # the rows took six seconds in total, so three ran at once on average
+    totals.seconds = 3.0  # the total time of the rows is six seconds, so three rows overlapped on average
     assert totals.rows == 3 and totals.stats.generated_tokens == 2 + 4 + 3 and totals.end_to_end_tps == 3.0
     assert totals.mean_time_to_first_token == pytest.approx(sum(each.time_to_first_token for each in results) / 3)
     assert (totals.encode_seconds, totals.decode_seconds) == (0.75, 2.25)

@@ -1,4 +1,4 @@
-"""A job whose lines have different languages, compared with Hugging Face's outputs."""
+"""Compares a job whose lines have different languages with the outputs of Hugging Face."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CODES = {"mbart": ("de_DE", "en_XX", "af_ZA"), "m2m_100": ("deu_Latn", "eng_Latn
 
 
 def tokenizer_of(vocab_size: int, languages: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
-    """Return a word-level tokenizer.json and its words by id: three special tokens, the languages, and w4, w5, ..."""
+    """Return a word-level tokenizer.json and its vocabulary: three special tokens, the languages, and w4, w5, ..."""
     special = {"<s>": 0, "<pad>": 1, "</s>": 2, **languages}
     words = {f"w{i}": i for i in range(vocab_size) if i not in special.values()} | special
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
@@ -32,7 +32,7 @@ def tokenizer_of(vocab_size: int, languages: Mapping[str, int]) -> tuple[dict[st
 
 @pytest.mark.parametrize("name", CODES)
 def test_job_with_a_language_per_line_matches_hugging_face(name: str, tmp_path: Path) -> None:
-    """The model is converted, and decodes a job whose lines have different languages, with and without a draft."""
+    """Converts the model, and decodes a job whose lines have different languages, with and without drafts."""
     model, golden = load_golden(FOLDERS[name])
     codes = dict(zip(CODES[name], golden["languages"].tolist(), strict=True))
     content, words = tokenizer_of(model.config.vocab_size, codes)

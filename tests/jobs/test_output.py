@@ -1,4 +1,4 @@
-"""An output that is resumed has the bytes of one that was never interrupted, or is refused in one line."""
+"""Tests that a resumed output equals an uninterrupted one, or is refused with a one-line error."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ SHORT = "\n".join(LINES).encode()
 
 @pytest.fixture(autouse=True)
 def syncs(monkeypatch: pytest.MonkeyPatch) -> list[os.stat_result]:
-    """Replace the slow fsync, and record the files that it is called for."""
+    """Replace fsync, which is slow, and record the files for which it is called."""
     found: list[os.stat_result] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: found.append(os.fstat(descriptor)))
     return found
 
 
 def finished(path: Path, content: bytes = INPUT) -> bytes:
-    """Write an output without an interruption, and return its bytes."""
+    """Write an output without interruption. Returns its content."""
     run_job(path, content)
     return path.read_bytes()
 
 
 def interrupted(path: Path, after: int = 15) -> bytes:
-    """Write an output up to an interruption, and return its bytes."""
+    """Write an output up to an interruption. Returns its content."""
 
     def stop(output: ResumableOutput) -> None:
         if output.lines >= after:
@@ -52,7 +52,7 @@ def interrupted(path: Path, after: int = 15) -> bytes:
 
 
 def refusal(path: Path, content: bytes = INPUT, **more: Any) -> str:
-    """Return the line that refuses to resume an output. The output must stay as it is."""
+    """Return the error for an output that cannot be resumed. The output must not change."""
     before = path.read_bytes()
     with pytest.raises(InputError) as error:
         run_job(path, content, resume=True, **more)
@@ -67,7 +67,7 @@ def refusal(path: Path, content: bytes = INPUT, **more: Any) -> str:
 
 @pytest.mark.parametrize(("lost", "step"), [(b"", 1), (bytes(5000), 5), (b"\xff\xfe\n{}\n", 5)])
 def test_resuming_after_a_cut_at_any_byte_gives_the_same_bytes(tmp_path: Path, lost: bytes, step: int) -> None:
-    """Only lines whose record is lost are decoded again. The input is a pipe, which can be read only once."""
+    """Only lines without a complete record are decoded again. The input is a pipe, which can be read only once."""
     path, whole = tmp_path / "out", finished(tmp_path / "out", SHORT)
     for size in range(0, len(whole) + 1, step):
         path.write_bytes(whole[:size] + lost)
@@ -78,7 +78,7 @@ def test_resuming_after_a_cut_at_any_byte_gives_the_same_bytes(tmp_path: Path, l
 
 
 def test_resuming_gives_the_same_bytes_although_zeros_precede_later_records(tmp_path: Path) -> None:
-    """After a power failure, a part of the file can be missing although later parts are on disk."""
+    """After a power failure, a part of the file can be missing even though later parts are on disk."""
     path, whole = tmp_path / "out", finished(tmp_path / "out", SHORT)
     for start in range(0, len(whole), 17):
         for end in range(start + 1, len(whole), 61):
@@ -119,7 +119,7 @@ def test_resuming_after_a_kill_around_any_system_call_gives_the_same_bytes(
 def test_settings_are_on_disk_before_the_first_record_and_records_at_the_end(
     how: str, tmp_path: Path, syncs: list[os.stat_result]
 ) -> None:
-    """Earlier records are removed on disk before other settings take their place."""
+    """Earlier records are removed from the disk before new settings replace their settings."""
     path = tmp_path / "out"
     if how != "new":
         run_job(path, SHORT)
@@ -131,7 +131,7 @@ def test_settings_are_on_disk_before_the_first_record_and_records_at_the_end(
         path, SHORT, resume=how == "resumed", force=how == "replaced", after_row=lambda _: before.append(len(syncs))
     )
     assert {*before} == {len(syncs) - 1}
-    if how == "replaced":  # first, settings with which earlier records cannot be resumed
+    if how == "replaced":  # first come settings that prevent resuming earlier records
         assert syncs[0].st_size < 40 and os.path.samestat(syncs[1], tmp_path.stat())
         del syncs[:2]
     settings = [] if how == "resumed" else [settings_path(path), tmp_path]
@@ -144,7 +144,7 @@ def test_a_full_disk_is_reported_in_one_line_and_the_job_can_be_resumed(tmp_path
     whole = finished(tmp_path / "whole")
 
     class Full(FileIO):
-        """A file on a disk that has room for five more bytes."""
+        """A file on a disk with five free bytes."""
 
         room = 5
 
@@ -240,8 +240,8 @@ def test_unfinished_lines_may_change_before_resuming(tmp_path: Path) -> None:
 
 
 def test_a_job_decodes_its_input_as_it_is_when_it_is_read(tmp_path: Path) -> None:
-    """Lines that are appended during a job are decoded. After a truncation, the restored file can be resumed."""
-    path, content = tmp_path / "in", b"".join(b"%031d\n" % i for i in range(300))  # longer than a buffer
+    """Lines that are appended during a job are decoded. After a truncation, the restored input can be resumed."""
+    path, content = tmp_path / "in", b"".join(b"%031d\n" % i for i in range(300))  # larger than a buffer
 
     def job(name: str, change: Any, **options: Any) -> bytes:
         source: Any = lambda _: path.open("rb")  # noqa: E731
@@ -267,7 +267,7 @@ def test_a_job_decodes_its_input_as_it_is_when_it_is_read(tmp_path: Path) -> Non
     ],
 )
 def test_other_settings_are_refused_by_name(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
-    """The recorded decision about exact passes is kept unless another one is given."""
+    """The recorded decision about exact passes is kept unless a flag sets a different one."""
     whole = finished(tmp_path / "whole")
     with ResumableOutput.open(tmp_path / "out", SETTINGS) as output:
         output.log.settings["exact"] = False
@@ -302,7 +302,7 @@ def test_settings_that_cannot_be_read_are_named(content: bytes | None, named: st
 
 
 def test_settings_that_are_a_pipe_or_a_link_are_neither_read_nor_followed(tmp_path: Path) -> None:
-    """Another user of the folder could have planted a link. A pipe would block."""
+    """Another user of the folder could have created a symbolic link. Reading a pipe would block."""
     (tmp_path / "precious").write_text("precious")
     settings_path(tmp_path / "out").symlink_to(tmp_path / "precious")
     for resume in (False, True):

@@ -1,4 +1,4 @@
-"""Bodies within their limits, and responses until the client disconnects."""
+"""Tests limits of bodies, and that work stops if the client disconnects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT = 20_000
 
 
 def request(chunks: Sequence[bytes], media_type: str = "application/json", length: int | None = None) -> Request:
-    """Return a request whose body arrives in these chunks, and then no more. Its last chunk ends it."""
+    """Return a request whose body arrives in these chunks. The last chunk ends the body."""
     left: Iterator[bytes] = iter(chunks)
     count = len(chunks)
 
@@ -44,7 +44,7 @@ def request(chunks: Sequence[bytes], media_type: str = "application/json", lengt
 def test_a_body_is_refused_as_soon_as_it_is_known_to_be_too_large(
     size: int, status: int | None, announced: bool
 ) -> None:
-    """An announced length is enough. Otherwise, the first byte too many ends the reading."""
+    """A Content-Length above the limit is refused without reading. Otherwise, reading ends at the first excess byte."""
     counted: list[int] = []
     sent = [] if announced and status else [b"a" * (size - 1), b"a"] + ([b"never read"] if status else [])
     reading = read_body(request(sent, length=size if announced else None), LIMIT, count=counted.append)
@@ -90,7 +90,7 @@ def test_work_is_cancelled_on_a_disconnect_or_at_the_time_limit(event: str, expe
                 ended.append("ended")
 
         waiting = asyncio.ensure_future(cancel_on_disconnect(messages.get, work(), 10.0))
-        messages.put_nowait({"type": "http.request"})  # such as the end of the body
+        messages.put_nowait({"type": "http.request"})  # for example, the end of the body
         await loop.advance(9.9)
         assert not waiting.done()
         if event == "disconnect":
@@ -110,7 +110,7 @@ def test_work_is_cancelled_on_a_disconnect_or_at_the_time_limit(event: str, expe
 
 @pytest.mark.parametrize("end", ["last", "disconnect", "time", "broken"])
 def test_a_stream_releases_its_resources_however_it_ends(end: str) -> None:
-    """A comment keeps the connection open while there is no event. A client that does not read is disconnected."""
+    """A comment keeps the connection open while there are no events. A client that does not read is disconnected."""
 
     async def test(loop: ManualLoop) -> None:
         sent, released = list[bytes](), list[str]()
@@ -128,13 +128,13 @@ def test_a_stream_releases_its_resources_however_it_ends(end: str) -> None:
             if end == "broken" and sent:
                 raise OSError("broken pipe")
             if end in ("disconnect", "time") and b"waiting" in b"".join(sent):
-                await asyncio.Event().wait()  # the client reads no more
+                await asyncio.Event().wait()  # the client stops reading
             sent.append(message.get("body", b"head"))
 
         held = ExitStack()
         held.callback(released.append, "held")
         source = events()
-        await anext(source)  # as `completions` does, so that an early error sets the status
+        await anext(source)  # like `completions`, where an early error sets the status
         stream = EventStream(source if end != "last" else events(), 10.0, held)
         responding = asyncio.ensure_future(stream({"type": "http"}, messages.get, send))
         await loop.advance(39.9)

@@ -1,4 +1,4 @@
-"""The command: its flags, the names of its model, and its exit status."""
+"""Tests the command: flags, names of the model, exit status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKEN = "correct-horse-battery"
 
 @pytest.fixture(scope="module")
 def unloadable(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose weights cannot be read."""
+    """Return a model whose weights cannot be read."""
     folder = tmp_path_factory.mktemp("model") / "t5"
     shutil.copytree(BUNDLED / "t5-web-docs", folder, ignore=shutil.ignore_patterns("*.safetensors", "manifest.json"))
     (folder / "model.safetensors").write_bytes(b"not weights")
@@ -114,7 +114,7 @@ def test_the_users_name_comes_first_unless_it_is_a_path(
 
 @pytest.mark.slow
 def test_a_signal_lets_a_stream_finish_and_exits_with_0(tmp_path: Path) -> None:
-    """Run the command as a user does, with a client that reads slowly. `tools.check_server` sends SIGTERM."""
+    """Runs the command in a process, with a client that reads slowly. `tools.check_server` sends SIGTERM."""
     command = [sys.executable, "-m", "speculative_decoding.serve", "--port", "0"]
     command += ["--ngram-store", "store.json", "--share-client-texts"]
     environment = os.environ | {"PYTHONPATH": str(BUNDLED.parent)}

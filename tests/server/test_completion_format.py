@@ -1,4 +1,4 @@
-"""Requests for completions: every field is accepted, or refused with its name."""
+"""Tests requests for completions: each field is accepted, or refused with an error that names it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = ModelNames("org/tiny", ["tiny"])
 
 
 def service_with(**options: Any) -> Any:
-    """Return a service with a session that has only options, which is what a response without `rounds` reads."""
+    """Return a service whose session has only options, which suffice for responses without `rounds`."""
     own = GenerationOptions(**options)
     return SimpleNamespace(limits=LIMITS, options=own, session=SimpleNamespace(options=own))
 
@@ -142,7 +142,7 @@ def test_refused_fields_are_named(
 
 @pytest.mark.parametrize(("name", "value"), [("echo", True), ("echo", 0), ("best_of", True), ("logit_bias", {"1": 1})])
 def test_fields_that_an_encoder_decoder_lacks_are_refused_with_a_reason(name: str, value: Any) -> None:
-    """True equals 1, but it is not the number that has no effect."""
+    """True equals 1 in Python, but is not the number without effect."""
     with pytest.raises(ServerError) as error:
         options(**{name: value})
     assert (error.value.param, error.value.code) == (name, "unsupported_value")
@@ -177,14 +177,14 @@ def test_limits_hold_at_their_value() -> None:
         decoder_prefix=[5, 8],
     )
     assert len(found.prompts) == LIMITS.max_prompts
-    assert parse(model="tiny") and parse(model="org/tiny", prompt=[""])  # a blank text in a list is no error
+    assert parse(model="tiny") and parse(model="org/tiny", prompt=[""])  # a blank text in a list is accepted
 
 
 def test_a_request_overrides_the_servers_options() -> None:
     found = options(max_tokens=5, stop="x", logprobs=0, seed=3)
     assert (found.max_tokens, found.stop, found.logprobs, found.seed) == (5, ("x",), True, 3)
     assert found.repetition_penalty == 1.5 and options().max_tokens == 90
-    assert options().seed != options().seed  # random, unless it is given
+    assert options().seed != options().seed  # random by default
     assert [options(logprobs=value).logprobs for value in (True, False)] == [True, False]
 
 
@@ -245,7 +245,7 @@ def test_usage_counts_a_prompt_once_and_each_of_its_choices() -> None:
 def test_prediction_tokens_are_those_of_the_requests_own_texts(
     default: tuple[str, ...], counts: tuple[int, int]
 ) -> None:
-    """Other kinds of draft, and the text that the server was started with, do not count."""
+    """Drafts of other kinds, and drafts from the server's default draft text, do not count."""
     completion = parse(service_with(draft_text=default, drafter="ngram"), prompt=["a", "b"], prediction=content("ab"))
     for item in ClientRequest(completion.prompts).items:
         item.finish_reason = "stop"

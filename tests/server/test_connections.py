@@ -1,4 +1,4 @@
-"""Connections of slow, unfinished and numerous clients, with a transport and a clock that a test controls."""
+"""Tests slow, incomplete and numerous connections, with a simulated transport and clock."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_a_request_in_time_ends_the_time_limit_and_each_request_has_its_ow
 
 @property_test
 async def test_the_rest_of_a_refused_body_is_discarded_for_a_while(net: Net) -> None:
-    """A client that reads the response only after sending the body gets it, and can send more requests."""
+    """A client that reads the response only after sending the body gets the response, and can send more requests."""
     for size in (50_000, LIMITS.refused_bytes):
         client = net.connect()
         assert "413 " in await client.send(POST + b"Content-Length: %d\r\n\r\n" % size)
@@ -105,7 +105,7 @@ NOT_HTTP = [
 def test_bytes_that_are_not_http_are_refused_without_a_traceback(
     sent: bytes, path: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They may follow a valid request, whose response must not follow the refusal."""
+    """The bytes may follow a valid request. The response to that request must not follow the refusal."""
 
     @property_test
     async def test(net: Net) -> None:
@@ -124,7 +124,7 @@ def test_bytes_that_are_not_http_are_refused_without_a_traceback(
 def test_connections_of_one_address_are_limited(
     address: str, is_limited: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Loopback and trusted proxies have no limit. Otherwise, the limit holds until a connection is closed."""
+    """Loopback and trusted proxies have no limit. For other addresses, closing a connection allows a new one."""
 
     async def test(loop: ManualLoop) -> None:
         net = Net(loop, trusted=("10.0.0.8",))
@@ -141,7 +141,7 @@ def test_connections_of_one_address_are_limited(
 
 @property_test
 async def test_addresses_without_connections_are_forgotten(net: Net) -> None:
-    """Otherwise the server remembers every address of a client that has many, as IPv6 gives them."""
+    """Otherwise, the memory would grow with each address of a client that has many, as is common with IPv6."""
     clients = [net.connect(f"2001:db8::{number}") for number in range(4)]
     assert len(net.per_address) == 4
     for client in clients:

@@ -1,4 +1,4 @@
-"""How the decoding thread begins and ends."""
+"""Tests the start and the end of the decoding thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.together import Letters
 
 
 def ending(open_session: Callable[[], AbstractContextManager[Session]], *, stops: bool = False) -> list[Any]:
-    """Start a thread. Returns the sessions and errors that it reports until it ends."""
+    """Run a decoding thread. Returns the sessions and errors that it reports."""
     found: list[Any] = []
 
     async def run() -> None:
@@ -48,7 +48,7 @@ def ending(open_session: Callable[[], AbstractContextManager[Session]], *, stops
 def test_an_error_while_the_models_are_loaded_ends_the_thread(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error of the user is printed in one line. Others are logged with a traceback."""
+    """User errors are printed in one line. All other errors are logged with a traceback."""
 
     def fails() -> Any:
         raise error
@@ -58,7 +58,7 @@ def test_an_error_while_the_models_are_loaded_ends_the_thread(
 
 
 def test_a_stopped_thread_ends_without_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    """And the log says at the start why drafts may change a token."""
+    """The log also explains at the start why drafts may change a token."""
     session = Session(tiny_model(), Letters(), options=GenerationOptions(drafter="none", max_tokens=2))
     session.planner.exactness_note = lambda options, slots=1: "planted"  # type: ignore[method-assign]
     assert ending(lambda: nullcontext(session), stops=True) == [session, None]

@@ -1,4 +1,4 @@
-"""Which languages are detected."""
+"""Tests language detection."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_only_the_models_languages_are_found_and_others_have_a_low_confidence(de
 
 CHINESE = {
     "安全地注册和管理域名享受透明价格。": "zh",
-    "房子很小。": "zh",  # the same characters in both
+    "房子很小。": "zh",  # the same in both scripts
     "国": "zh",
     "他說這本書很有意思。": "zh-Hant",
     "安全地註冊和管理網域名稱享受透明價格。": "zh-Hant",
@@ -62,7 +62,7 @@ CHINESE = {
 
 @pytest.mark.parametrize(("text", "code"), CHINESE.items())
 def test_a_text_is_detected_alike_for_all_targets(detector: Detector, text: str, code: str) -> None:
-    """As /detect says. The order of the codes does not matter, which end with the target's code."""
+    """The result equals that of /detect, whatever the order of the codes. The target's code is the last one."""
     codes = ["en", "pt", "zh", "zh-Hant"]
     for target in codes:
         others = [each for each in codes if each != target]

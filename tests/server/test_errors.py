@@ -1,4 +1,4 @@
-"""Errors of options name the fields of the server's API."""
+"""Tests that errors about options name the fields of the server's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields of JSON objects and of both encodings of forms: each is accepted, or refused with its name."""
+"""Tests fields of JSON objects and forms: each is accepted, or refused with an error that names it."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_a_required_field_is_named_if_it_is_missing_or_empty() -> None:
 
 
 def test_names_of_other_libraries_lead_to_fields() -> None:
-    """To those that are accepted, else to refused ones, whose error says why."""
+    """Suggestions name accepted fields if possible, otherwise refused fields, whose error gives the reason."""
     for name, meant in (("max_new_tokens", "max_tokens"), ("do_sample", "temperature"), ("beam_size", "num_beams")):
         with pytest.raises(ServerError, match=f"unknown field; did you mean {meant}"):
             parse_fields({name: 1}, option_fields())

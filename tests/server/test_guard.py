@@ -1,4 +1,4 @@
-"""Which hosts, origins and tokens may use the server."""
+"""Tests which hosts, origins and tokens may access the server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def answer(
     scope_type: str = "http",
     subprotocols: Sequence[str] = (),
 ) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return the messages of the response, and the statuses that were logged. The application answers 200."""
+    """Return the messages of the response, and the logged statuses. The application returns 200."""
     sent: list[dict[str, Any]] = []
     logged: list[int] = []
 
@@ -71,7 +71,7 @@ FOREIGN = [
 
 @pytest.mark.parametrize("hosts", [[], ["localhost", "localhost"], *([host] for host in FOREIGN)], ids=str)
 def test_other_hosts_are_refused(hosts: Sequence[str]) -> None:
-    """Otherwise an attacker's name for this address would make its pages same-origin (DNS rebinding)."""
+    """Otherwise, an attacker's host name for this address would make the attacker's pages same-origin."""
     assert refusal(*(("host", host) for host in hosts)) == (403, "wrong_host")
 
 
@@ -110,7 +110,7 @@ SUBPROTOCOL = "openai-insecure-api-key."
     ("scope_type", "given", "status"),
     [
         ("websocket", ["realtime", SUBPROTOCOL + TOKEN], 200),
-        ("websocket", [SUBPROTOCOL + TOKEN.replace("-", "%2D")], 200),  # a page escapes what a subprotocol cannot have
+        ("websocket", [SUBPROTOCOL + TOKEN.replace("-", "%2D")], 200),  # percent-encoded, as web pages send it
         ("websocket", ["realtime"], 401),
         ("websocket", [TOKEN], 401),
         ("websocket", [SUBPROTOCOL], 401),
@@ -122,7 +122,7 @@ SUBPROTOCOL = "openai-insecure-api-key."
 def test_only_a_socket_may_have_the_token_in_a_subprotocol(scope_type: str, given: Sequence[str], status: int) -> None:
     offered = ("sec-websocket-protocol", ", ".join(given))
     assert answer(HOST, offered, token=TOKEN, scope_type=scope_type, subprotocols=given)[1] == [status]
-    wrong = ("authorization", "Bearer wrong")  # has precedence
+    wrong = ("authorization", "Bearer wrong")  # the header has precedence
     assert answer(HOST, offered, wrong, token=TOKEN, scope_type=scope_type, subprotocols=given)[1] == [401]
 
 
@@ -139,8 +139,8 @@ def test_only_pages_without_texts_need_no_token(path: str, status: int) -> None:
 
 @pytest.mark.parametrize("path", ["/translate", "/translate_file", "/detect"])
 def test_libretranslate_may_send_its_token_in_the_body(path: str) -> None:
-    assert answer(HOST, path=path, token=TOKEN)[1] == [200]  # `read_request` checks it
-    assert answer(HOST, path=path, token=TOKEN, scope_type="websocket")[1] == [401]  # it has no body
+    assert answer(HOST, path=path, token=TOKEN)[1] == [200]  # `read_request` checks the token in the body
+    assert answer(HOST, path=path, token=TOKEN, scope_type="websocket")[1] == [401]  # a WebSocket has no body
     assert answer(HOST, ("authorization", "Bearer x"), path=path, token=TOKEN)[1] == [401]
 
 

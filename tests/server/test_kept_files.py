@@ -1,4 +1,4 @@
-"""Translated files: their names, their time, and the memory that is reserved for them."""
+"""Tests the names, the lifetime and the memory of translated files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_names_are_long_and_random(loop: ManualLoop) -> None:
 
 
 def admitted(files: KeptFiles, client: str, size: int) -> int:
-    """Return how many files of this size a client can have translated, one after another."""
+    """Return how many files of this size a client can translate, one after another."""
     count = 0
     with ExitStack() as reserved:
         while True:
@@ -56,8 +56,8 @@ def admitted(files: KeptFiles, client: str, size: int) -> int:
             files.keep(client, "a", "", b"x" * size)
 
 
-# The sizes of the files that clients send in turn, and how many are admitted of each. In 1200 bytes, a client may have
-# as much as it leaves free, and a file needs twice its size while it is translated
+# The sizes of files that clients send in turn, and how many of each are admitted. Of 1200 bytes, a client may use
+# as many as remain free, and a file needs twice its size while it is translated
 SHARES = [
     ([("a", 100)], [5]),
     ([("a", 100), ("a", 100)], [5, 0]),
@@ -84,7 +84,7 @@ def test_each_client_has_a_share(sent: list[tuple[str, int]], expected: list[int
 
 @property_test
 async def test_memory_is_reserved_while_a_file_is_translated(loop: ManualLoop) -> None:
-    """A translation that grows more than expected is kept, too."""
+    """A translation that is larger than the reserved memory is also kept."""
     files = KeptFiles(60.0, 1200)
     with files.reserve("a", 200), files.reserve("b", 100):
         with pytest.raises(ServerError), files.reserve("c", 200):

@@ -1,4 +1,4 @@
-"""Which item has the next turn, with a scheduler whose outputs end when the test says so, and who is told what."""
+"""Tests the order of turns and the notification of clients, with a scheduler whose outputs end on request."""
 
 from __future__ import annotations
 
@@ -117,12 +117,12 @@ def test_a_next_output_waits_for_the_first_outputs_that_began_before_it_wanted_a
     outputs.end(long)
     work.step()
     work.step()
-    assert outputs.with_slot == [first] and work.waiting == 1  # although a slot is free
+    assert outputs.with_slot == [first] and work.waiting == 1  # even though a slot is free
     submit(work, "b")
     assert outputs.with_slot == [first, second]
     work.cancel(newcomer)
     work.step()
-    assert outputs.with_slot == [second, long]  # the second newcomer came later, so it holds nothing back
+    assert outputs.with_slot == [second, long]  # `long` does not wait for items that arrived after it
 
 
 @pytest.mark.parametrize("stage", ["start", "output"])

@@ -1,4 +1,4 @@
-"""The language pairs of a model, and the codes that clients use."""
+"""Tests the language pairs of a model, and the codes that clients use."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_other_models_translate_the_pairs_that_have_a_prefix() -> None:
         {"code": "de", "name": "German", "targets": ["en"]},
         {"code": "en", "name": "English", "targets": ["de", "ro"]},
     ]
-    assert [*own.targets] == ["de", "en", "ro"]  # a text may be in any of them
+    assert [*own.targets] == ["de", "en", "ro"]  # the candidates for detection
     assert own.pair("eng_Latn", "de-AT") == ("to German: ", {}) and own.into("ron_Latn") == ["en"]
     with pytest.raises(InputError, match=r"supported pair \(de:en, en:de, en:ro\), not de:ro"):
         own.pair("de", "ro")
@@ -75,8 +75,8 @@ def test_a_language_without_a_known_name_is_called_by_its_code() -> None:
     assert [english_name(code) for code in ("fra_Latn", "zh-Hant", "kab")] == ["French (Latn)", "Chinese (Hant)", "kab"]
 
 
-# What a client may send for the languages of NLLB. Codes without a script mean CLDR's likely one; zt and pb are
-# LibreTranslate's own codes
+# Codes that clients may send for the languages of NLLB. Without a script, the likely script of CLDR applies. zt and pb
+# are codes of LibreTranslate
 NAMES = {
     **dict.fromkeys(("zh", "ZH", "zh-Hans", "zh_CN", "zh-CN", "zh-SG", "zho", "chi", "cmn", "Chinese"), "zho_Hans"),
     **dict.fromkeys(("zt", "zh-Hant", "zh-TW", "zh_HK", "zh-Hant-TW", "zho_Hant"), "zho_Hant"),

@@ -1,4 +1,4 @@
-"""LibreTranslate's API: with its Python client, and as its published description says."""
+"""Tests LibreTranslate's API with its Python client, and against its published description."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def server() -> Iterator[Serving]:
 
 @pytest.fixture(scope="module")
 def german() -> list[str]:
-    """Return the translation of each sentence, by a session of its own."""
+    """Return the translation of each sentence, from a separate session."""
     session = bundled.__wrapped__()
     return [session.generate(PAIRS["en", "de"] + each).text for each in SENTENCES]
 
@@ -71,7 +71,7 @@ def test_the_python_client_translates_detects_and_lists_languages(server: Servin
 
 
 def test_as_many_sentences_come_out_as_go_in(server: Serving, german: list[str]) -> None:
-    """Lists keep their order, texts their line breaks and blank lines, also if there are more than max_prompts."""
+    """Lists keep their order, and texts their line breaks and blank lines, even above max_prompts sentences."""
     one, two, three = SENTENCES
     given = [f"{one} {two}\r\n\r\n  {three}" * 3, " ", "", three]
     answer = translated(server, given)
@@ -97,7 +97,7 @@ def test_tags_and_attributes_of_html_stay(server: Serving, german: list[str]) ->
 
 
 def test_the_language_of_each_text_is_detected(server: Serving, german: list[str]) -> None:
-    """One that is in the target language already is returned unchanged."""
+    """A text that is already in the target language is returned unchanged."""
     answer = translated(server, [SENTENCES[0], "Der Igel schläft im Garten.", "<b>"], source="auto")
     assert answer["translatedText"] == [german[0], "Der Igel schläft im Garten.", "<b>"]
     assert [each["language"] for each in answer["detectedLanguage"]] == ["en", "de", "en"]
@@ -224,7 +224,7 @@ def test_names_of_files_are_not_logged(guarded: Serving, caplog: pytest.LogCaptu
     def logged() -> list[str]:
         return [each.getMessage() for each in caplog.records if each.name == "speculative_decoding.server"]
 
-    eventually(lambda: any("GET /download_file/... 200" in each for each in logged()))  # after the client has the file
+    eventually(lambda: any("GET /download_file/... 200" in each for each in logged()))  # logged after the download
     assert not any(sent.json()["translatedFileUrl"].rpartition("/")[2] in each for each in logged())
 
 

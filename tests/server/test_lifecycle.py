@@ -1,4 +1,4 @@
-"""The server: load, disconnecting clients, failures, shutdown, access control and the command line."""
+"""Tests the server under load, with disconnecting clients, after failures, at shutdown, and from the command line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def shared() -> Iterator[tuple[Serving, Gated]]:
 
 @pytest.fixture
 def gated(shared: tuple[Serving, Gated]) -> Iterator[tuple[Serving, Gated]]:
-    """Return the shared server, which tests must not stop."""
+    """Return the shared server. Tests must not stop it."""
     server, session = shared
     yield server, session
     session.allow()
@@ -68,7 +68,7 @@ def ending() -> Iterator[tuple[Serving, Gated]]:
 
 
 def start(server: Serving, **fields: Any) -> tuple[threading.Thread, list[httpx.Response]]:
-    """Send a request in a thread. The response is appended to the list."""
+    """Send a request in a thread, which appends the response to the list."""
     found: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: found.append(server.post(**fields)))
     thread.start()
@@ -89,7 +89,7 @@ def test_a_disconnected_client_frees_its_slots(gated: tuple[Serving, Gated], str
             assert response.readline().startswith(b"data: ")
     leaving.close()
     eventually(lambda: server.service.admitted == 0)
-    session.allow(2)  # the round that may have begun, and one without the cancelled prompts
+    session.allow(2)  # the round in progress, and one without the cancelled prompts
     eventually(lambda: server.thread.decoding == server.thread.waiting == 0, 20)
     thread, found = start(server, prompt=["cab", "b"])
     session.allow()
@@ -109,7 +109,7 @@ def test_the_idle_thread_sleeps(gated: tuple[Serving, Gated]) -> None:
     for _ in range(5):
         with server.client() as client:
             assert client.get("/health").json() == {"status": "ok"}
-    assert session.calls == calls and wake._waiters  # type: ignore[attr-defined]  # it sleeps
+    assert session.calls == calls and wake._waiters  # type: ignore[attr-defined]  # the thread sleeps
 
 
 def test_the_first_request_compiles_no_pass() -> None:
@@ -166,7 +166,7 @@ def test_repeated_failed_rounds_end_the_server(ending: tuple[Serving, Gated], ca
 
 
 def test_a_failed_round_of_a_sharded_model_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
-    """The server cannot continue, because other ranks may have computed part of the round."""
+    """The server cannot continue, because other ranks may have computed a part of the round."""
     model = tiny_model_like(TARGET)
     model.update(TARGET.parameters())
     model.ranks = 2
@@ -200,7 +200,7 @@ def test_a_second_signal_ends_running_requests(ending: tuple[Serving, Gated], ca
 
 
 class TwoLanguageTokenizer(Letters):
-    """A tokenizer like NLLB's: the source and the translation begin with the token of their language."""
+    """A tokenizer like NLLB's: source and translation begin with their language token."""
 
     languages = MappingProxyType({"eng_Latn": 20, "deu_Latn": 21})
 
@@ -244,7 +244,7 @@ def test_libretranslate_sends_its_token_in_the_body(guarded: Serving) -> None:
     statuses = [guarded.post("/translate", **fields, **own).status_code for own in ({}, {"api_key": "x"})]
     assert statuses == [401, 401]
     found = guarded.post("/translate", **fields, api_key=TOKEN)
-    assert found.json()["findings"][0]["kind"] == "cut"  # it was decoded
+    assert found.json()["findings"][0]["kind"] == "cut"  # the text was decoded
 
 
 def answer(server: Serving, path: str = "/v1/models", token: str | None = TOKEN, **headers: str) -> httpx.Response:
@@ -257,7 +257,7 @@ def answer(server: Serving, path: str = "/v1/models", token: str | None = TOKEN,
 def test_all_responses_have_security_headers(
     guarded: Serving, path: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also if the server fails, which JSON that it cannot express causes."""
+    """Error responses have the headers, too. A value that JSON cannot represent makes the server fail."""
     found = answer(guarded, path)
     assert found.status_code == status and "default-src 'none'" in found.headers["content-security-policy"]
     assert found.headers["x-content-type-options"] == "nosniff" and "server" not in found.headers

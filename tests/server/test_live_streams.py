@@ -1,4 +1,4 @@
-"""Live speech in the decoding thread, beside recordings."""
+"""Tests live speech in the decoding thread, together with recordings."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from speculative_decoding.speech.recording import open_audio
 from tests.support.speech import Letters, noise, speech_model
 
 MODEL = speech_model(0)
-PIECE_SECONDS = 1.12  # two windows of the model
+PIECE_SECONDS = 1.12  # the length of two windows
 SHORT: dict[str, Any] = {"sample_len": 12}
-FIRST: dict[str, Any] = {**SHORT, "logprob_threshold": None, "compression_ratio_threshold": None}  # the first text
+FIRST: dict[str, Any] = {**SHORT, "logprob_threshold": None, "compression_ratio_threshold": None}  # without fallbacks
 
 
 class Client:
-    """Records what the decoding thread reports about an item."""
+    """Records the progress and errors that the decoding thread reports for an item."""
 
     def __init__(self, item: ClientItem) -> None:
         item.client = cast(Any, self)
@@ -58,7 +58,7 @@ def pieces(seed: int, count: int = 2) -> list[NDArray[np.int16]]:
 
 
 def expected(speech: list[NDArray[np.int16]], **options: Any) -> list[str]:
-    """Return the final text of each hypothesis, as `transcribe_live` gives it."""
+    """Return the final text of each hypothesis from `transcribe_live`."""
     resampler = Resampler(RATE)
     chunks = [*map(resampler.append, speech), resampler.finish()]
     return [update.final for update in session().transcribe_live(chunks, reads_ahead=False, **SHORT, **options)]
@@ -88,7 +88,7 @@ def stream(**options: Any) -> ClientStream:
 
 
 def test_texts_do_not_depend_on_other_clients() -> None:
-    """Nor on drafts, nor on how much of the speech has arrived before the decoding thread begins."""
+    """Texts also do not depend on drafts, or on how much speech has arrived before the decoding thread starts."""
     lane = new_lane(session("ngram"), Limits(slots=3))
     own: list[dict[str, Any]] = [{}, {"language": "en"}, {"initial_prompt": "fed cab"}]
     items = [stream(**options) for options in own]
@@ -123,7 +123,7 @@ def test_a_cancelled_stream_frees_its_slot_even_while_it_is_decoded() -> None:
     client = submit(lane, gone)
     lane.step()
     updates = len(client.updates)
-    lane.cancel(early)  # was never submitted
+    lane.cancel(early)  # before it is submitted
     for _ in range(2):
         lane.cancel(gone)
     run(lane)
@@ -139,7 +139,7 @@ def test_a_prompt_that_cannot_be_encoded_names_its_field() -> None:
 
 
 def test_a_stream_that_starts_while_its_client_ends_it_has_all_of_the_speech(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decoding thread may take it at any moment."""
+    """The decoding thread may start the stream at any time."""
     order: list[str] = []
     opened = SimpleNamespace(append=lambda samples: order.append("speech"), finish=lambda: order.append("end"))
     scheduler: Any = SimpleNamespace(open_stream=lambda options: opened, start=lambda number, stream: ())

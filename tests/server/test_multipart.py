@@ -1,4 +1,4 @@
-"""Forms: every field as it was sent, and one line for forms that would take long to read."""
+"""Tests that forms are parsed correctly, and that forms that would take long to parse are refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_spaces_after_a_boundary_and_text_after_the_end_are_ignored() -> None:
     ],
 )
 def test_forms_that_take_long_are_refused(body: bytes, words: str) -> None:
-    """The standard library's parser takes 11 s for the first one, quadratic in its size."""
+    """The parser of the standard library takes 11 s for the first form, quadratic in its size."""
     with pytest.raises(ServerError, match=words) as error:
         parse_multipart(FORM, body + b"--b--")
     assert error.value.status == 400

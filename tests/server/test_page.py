@@ -30,10 +30,10 @@ from tests.support.waiting import PATIENCE, eventually
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PROMPT = "translate English to German: This function removes the last element of an array."
-TOKEN = "correct-horse=battery/(100%)"  # with characters that a subprotocol of a socket must not have
+TOKEN = "correct-horse=battery/(100%)"  # with characters that are invalid in a subprotocol
 RECORDING = noise(0, 0.9)
 PITCH = 1000.0  # Hz
-NAMED = "speech.example"  # a name of the server that browsers do not trust
+NAMED = "speech.example"  # a host name that is not a secure context over http
 PHONE: dict[str, Any] = {"viewport": {"width": 400, "height": 700}, "color_scheme": "dark"}
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium")
@@ -56,7 +56,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def opened(browser: Any, server: Serving, url: str = "", **options: Any) -> tuple[Any, list[str]]:
-    """Open the page, and close the last one. Return it and the messages of its console."""
+    """Open the page, and close the previous one. Returns the page and its console messages."""
     for context in browser.contexts:
         context.close()
     page = browser.new_page(**{"viewport": {"width": 900, "height": 660}} | options)
@@ -88,7 +88,7 @@ def is_gone(server: Serving) -> bool:
 
 
 def shown(page: Any, element: str, words: str) -> None:
-    """Wait until an element contains some words."""
+    """Wait until an element contains a text."""
     page.locator(f"#{element}", has_text=words).wait_for()
 
 
@@ -106,7 +106,9 @@ def test_typing_streaming_highlights_keys_and_errors(browser: Any) -> None:
         page.click("#generate")
         shown(page, "comparison", "(medians of 3 repeats)")
         assert re.search(r"speedup \d+\.\d\dx", page.text_content("#comparison"))
-        assert server.metric("prompts_total", finish_reason="stop") == 1 + 2 + 2 * 3  # once alone, and 4 pairs
+        assert (
+            server.metric("prompts_total", finish_reason="stop") == 1 + 2 + 2 * 3
+        )  # one generation alone, and 4 pairs
         assert page.text_content("#baseline") == alone
         assert page.eval_on_selector_all("#baseline > :not(.target)", "all => all.length") == 0
         assert not messages  # no blocked resource and no failed script
@@ -140,7 +142,7 @@ def test_the_page_asks_for_a_token(browser: Any) -> None:
 
 
 def wait(page: Any, condition: Callable[[], bool]) -> None:
-    """Wait until events of the page make a condition true."""
+    """Wait until a condition on the page is true."""
     eventually(lambda: (page.wait_for_timeout(20), condition())[1])
 
 
@@ -151,14 +153,14 @@ def require_fit(page: Any) -> None:
 
 
 def press(page: Any, *keys: str) -> str:
-    """Press keys one after the other. Return the id of the element that then has the focus."""
+    """Press keys one after another. Returns the id of the element that has the focus afterwards."""
     for key in keys:
         page.keyboard.press(key)
     return str(page.evaluate("document.activeElement.id"))
 
 
 def colors(page: Any) -> list[tuple[str, bool]]:
-    """Return each letter of the output, and whether it has the color of accepted draft tokens."""
+    """Return each letter of the output, and whether its color is that of accepted draft tokens."""
     spans = page.eval_on_selector_all("#output > *", "all => all.map(each => [each.className, each.textContent])")
     return [(letter, class_name == "accepted") for class_name, text in spans for letter in text]
 
@@ -231,7 +233,7 @@ def test_escape_stops_a_transcription(browser: Any) -> None:
 
 
 def realtime_events(page: Any) -> tuple[list[Any], list[Any]]:
-    """Return lists of the events that the page will send to a socket, and receive."""
+    """Return two lists, to which the events that the page sends and receives will be added."""
     sent, received = list[Any](), list[Any]()
 
     def listen(socket: Any) -> None:
@@ -278,7 +280,7 @@ def test_speech_is_recorded_by_keyboard_alone(browser: Any) -> None:
 
 
 def scripted(socket: Any) -> None:
-    """Answer the events of a page: a commit with an error."""
+    """Answer the events of a page. A commit is answered with an error."""
 
     def heard(text: str, pending: str) -> None:
         pieces = [{"text": text, "from_draft": True}]
@@ -310,7 +312,7 @@ def test_text_that_may_change_is_replaced_and_errors_of_a_socket_are_shown(brows
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "is_enabled", "element", "words"),
-    [(NAMED, False, "record-hint", "over https, or at localhost"), ("127.0.0.1", True, "problem", "denied access")],
+    [(NAMED, False, "record-hint", "over https or on localhost"), ("127.0.0.1", True, "problem", "denied access")],
 )
 def test_a_page_without_a_microphone_says_why(
     browser: Any, speech: Serving, host: str, is_enabled: bool, element: str, words: str
@@ -328,7 +330,7 @@ if __name__ == "__main__":
         page, _ = opened(browser, server)
         page.fill("#prompt", PROMPT)
         page.check("#compare")
-        for _ in range(3):  # the first runs learn which copies are right
+        for _ in range(3):  # the first runs learn the acceptance rates of copies
             page.click("#generate")
             page.wait_for_selector("#generate:enabled")
         page.screenshot(path=sys.argv[1])

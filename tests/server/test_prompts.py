@@ -1,4 +1,4 @@
-"""Prompts that cannot be prepared fail by themselves, and samples of a prompt share its encoding."""
+"""Tests that a prompt that cannot be prepared fails alone, and that samples share the encoding of a prompt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def call_all(lane: Lane) -> None:
 
 @pytest.mark.parametrize(("error", "status"), [(MemoryError("planted"), 500), (InputError("planted"), 400)])
 def test_a_failing_planner_fails_one_prompt(error: Exception, status: int, caplog: pytest.LogCaptureFixture) -> None:
-    """The decoding thread takes several prompts at once; an exception would lose the others."""
+    """The decoding thread submits several prompts in a loop; an uncaught exception would lose the others."""
     session = Session(tiny_model(), Letters(), options=GenerationOptions(drafter="none", max_tokens=3))
     lane = new_lane(session, Limits())
     draft_length = session.planner.draft_length

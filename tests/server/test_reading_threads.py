@@ -1,4 +1,4 @@
-"""Threads that read recordings in turns."""
+"""Tests the threads that read recordings in turns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def steps(name: str, count: int, done: list[str]) -> Generator[None, None, str]:
 
 
 def test_short_readings_pass_long_ones() -> None:
-    """Two hour-long files in two threads delayed all others to their end."""
+    """Regression test: two hour-long files occupied both threads and delayed all other files until their end."""
     done: list[str] = []
     may_run, is_blocked = threading.Event(), threading.Event()
 
@@ -74,7 +74,7 @@ def test_errors_and_cancellations_end_a_reading() -> None:
 
 
 def test_a_long_step_delays_its_own_client_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parsing a text of a megabyte is one step. Two of them took both threads for a minute."""
+    """Regression test: parsing a megabyte of text is one step. Two such steps occupied both threads for a minute."""
     monkeypatch.setattr(reading_threads, "STEP_SECONDS", 0.001)
     done: list[str] = []
     may_run = threading.Event()

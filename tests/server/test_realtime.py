@@ -1,4 +1,4 @@
-"""Live speech over a WebSocket: with OpenAI's client and a real server, and with sockets that do what a test says."""
+"""Tests live speech over a WebSocket, with OpenAI's client and a real server, and with simulated sockets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # the import takes a second
     from openai.resources.realtime.realtime import RealtimeConnection
 
 TARGET = speech_model(0)
-mx.eval(TARGET.parameters())  # for the decoding thread
+mx.eval(TARGET.parameters())  # before the decoding thread uses them
 MODEL = "tiny-whisper"
 LIMITS = Limits(slots=1, max_live_seconds=5.0)
 IDLE = LIMITS.max_idle
@@ -74,7 +74,7 @@ def say(connection: RealtimeConnection, pcm: bytes) -> None:
 
 
 def receive(connection: RealtimeConnection, event_type: str) -> list[Any]:
-    """Return the events up to one of this type."""
+    """Return the events up to the first event of a type."""
     found = [connection.recv()]
     while found[-1].type != event_type:
         assert found[-1].type != "error", found[-1]
@@ -83,7 +83,7 @@ def receive(connection: RealtimeConnection, event_type: str) -> list[Any]:
 
 
 def test_the_text_of_openais_client_equals_transcribe_live(server: Serving) -> None:
-    """Each piece is said when the hypotheses for the piece before have been received, as if time stood still."""
+    """Each piece of speech is sent when the hypotheses for the previous piece have been received."""
     own = [speech(seed, 1.12) for seed in range(3)]
     previous = None
     with client_of(server) as client, client.realtime.connect(model="whisper-1") as connection:
@@ -111,7 +111,7 @@ def expected(pieces: list[bytes]) -> str:
 
 
 def test_a_client_that_vanishes_frees_its_slot(server: Serving) -> None:
-    """Until then, other clients get an error, and their connections stay usable."""
+    """Until the slot is free, other clients get an error, and their connections stay usable."""
     with client_of(server) as client, client.realtime.connect() as other:
         with client.realtime.connect() as vanishing:
             say(vanishing, speech(0, 0.5))
@@ -199,7 +199,7 @@ def test_a_round_that_fails_ends_the_items_in_progress_only() -> None:
 
 
 class Thread:
-    """A decoding thread that decodes nothing."""
+    """Simulates the decoding thread, without decoding."""
 
     decoding = 0
     waiting = 0
@@ -218,7 +218,7 @@ class Thread:
 
 
 class Socket:
-    """A socket whose client reads only while `is_reading` is set."""
+    """Simulates a socket, whose client reads only while `is_reading` is set."""
 
     def __init__(self) -> None:
         self.scope: dict[str, Any] = {}
@@ -250,7 +250,7 @@ class Socket:
 
     @property
     def ends(self) -> list[str]:
-        """The event with which each item ended."""
+        """Item id -> type of the event with which the item ended."""
         return [event["type"].rpartition(".")[2] for event in self.sent if event["type"] in (COMPLETED, FAILED)]
 
     @property
@@ -263,7 +263,7 @@ class Socket:
 
 
 class World:
-    """A service with a thread that decodes nothing, and its clients."""
+    """A service with a simulated decoding thread, and its clients."""
 
     def __init__(self, loop: ManualLoop) -> None:
         self.loop = loop
@@ -286,7 +286,7 @@ class World:
         return socket, task
 
     async def hear_all(self) -> None:
-        """Decode all speech that has been committed, one item after the other."""
+        """Decode all committed speech, one item after another."""
         await self.loop.advance()
         while self.heard < len(self.thread.submitted):
             self.hear(self.heard, "text", is_last=True)
@@ -309,7 +309,7 @@ def in_world(test: Callable[[World], Coroutine[Any, Any, None]]) -> Callable[[],
 
 @in_world
 async def test_a_connection_takes_one_slot_and_decodes_its_items_in_turn(world: World) -> None:
-    """A server with one slot therefore accepts speech right after a commit."""
+    """A server with one slot therefore accepts speech immediately after a commit."""
     (socket, _), (other, _) = await world.connect(), await world.connect()
     for _ in range(2):
         socket.say(0.2)
@@ -378,7 +378,7 @@ async def a_large_event(world: World, socket: Socket) -> None:
     socket.send("session.update", session={"x": "a" * (2 * MAX_EVENT)})
 
 
-# What follows two commits, and the close code when the client has its text and is silent
+# The event after two commits, and the close code after the client has received its text and is idle
 AFTER_COMMITS = {
     silence: 1001,
     a_stalled_client: 1001,
@@ -395,7 +395,7 @@ AFTER_COMMITS = {
 
 @pytest.mark.parametrize(("following", "code"), AFTER_COMMITS.items(), ids=lambda each: getattr(each, "__name__", ""))
 def test_committed_speech_is_decoded_and_sent_whatever_follows(following: Any, code: int) -> None:
-    """The client's silence counts only when it has its text."""
+    """The client counts as idle only after it has received its text."""
 
     @in_world
     async def test(world: World) -> None:
@@ -448,7 +448,7 @@ def test_speech_that_is_not_decoded_is_refused_before_it_is_committed(before: An
 
 
 def test_events_that_arrive_while_the_server_stops_are_refused() -> None:
-    """The speech before them is committed."""
+    """Speech that arrived before these events is committed."""
 
     @in_world
     async def test(world: World) -> None:
@@ -470,7 +470,7 @@ def test_events_that_arrive_while_the_server_stops_are_refused() -> None:
 
 @in_world
 async def test_each_item_that_is_not_decoded_in_the_grace_period_fails(world: World) -> None:
-    """Those that wait for an earlier one, too, and before the server ends."""
+    """Items that wait for an earlier item fail, too, and all of them fail before the server ends."""
     ended: list[int] = []
     world.service.on_end = lambda error: ended.append(len(socket.ends))
     socket, _ = await world.connect()
@@ -498,7 +498,7 @@ async def test_speech_without_a_commit_does_not_keep_a_socket_open(world: World)
 
 @in_world
 async def test_speech_that_waits_is_limited(world: World) -> None:
-    """In all items of a connection together."""
+    """The limit applies to all items of a connection together."""
     socket, _ = await world.connect()
     socket.say(3.0)
     socket.send("input_audio_buffer.commit")
@@ -530,7 +530,7 @@ async def test_a_cleared_item_is_cancelled_and_frees_its_slot(world: World) -> N
     await world.loop.advance()
     assert world.thread.cancelled == world.thread.submitted[:1] and not other.errors
     assert len(world.thread.submitted) == 2
-    assert socket.scope["prompts"] == ["Fritz"]  # for the log
+    assert socket.scope["prompts"] == ["Fritz"]  # logged with --log-prompts
 
 
 @pytest.mark.parametrize("stage", ["waiting", "decoding", "finishing"])

@@ -1,4 +1,4 @@
-"""The events of live speech, with streams that decode what a test says."""
+"""Tests the events of live speech, with simulated streams."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Stream:
 
 
 class Client:
-    """A client's session, and its streams. A test sets `refused` or `slow` to let the next call fail."""
+    """The session and streams of a client. If a test sets `refused` or `slow`, the next call fails."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -68,7 +68,7 @@ class Client:
         stream.state = "cancelled"
 
     def send(self, event_type: str, **fields: Any) -> list[dict[str, Any]]:
-        """Send an event. Returns the events that answer it."""
+        """Send an event, and return the events that the session sends in response."""
         before = len(self.events)
         self.session.receive(json.dumps({"type": event_type, **fields}))
         return self.events[before:]
@@ -86,7 +86,7 @@ class Client:
         before = len(self.events)
         pieces = (Piece(final[:3], True), Piece(final[3:], False)) if final else ()
         update = LiveUpdate(final, pending, 1.0, GenerationStats(), is_last=last, pieces=pieces)
-        self.session.heard(self.streams[stream], update)
+        self.session.on_update(self.streams[stream], update)
         return self.events[before:]
 
 
@@ -174,7 +174,7 @@ BAD_EVENTS = [
 
 WIDE = ",".join(f'"k{i}":0' for i in range(MAX_EVENT // 8))
 BASE64 = "AAAA" * (MAX_EVENT // 2)
-# Without its audio, each has more than `MAX_EVENT` characters
+# Each event has more than `MAX_EVENT` characters without its audio
 LARGE_EVENTS = {
     "a wide session": f'{{"type": "session.update", "session": {{{WIDE}}}}}',
     "many fields": f'{{"type": "input_audio_buffer.commit", {WIDE}}}',
@@ -232,7 +232,7 @@ def test_an_item_is_the_speech_between_two_commits() -> None:
     assert completed["transcript"] == delta["delta"] + " one" + last["delta"] == "Hello one two"
     assert completed["usage"] == {"type": "duration", "seconds": 1.025}
     client.session.fail(client.streams[0], SLOW)
-    assert client.events[-1] is completed  # an item ends once
+    assert client.events[-1] is completed  # an item ends only once
     assert client.streams[0].options == {"initial_prompt": "Fritz"} and len(client.streams[0].pcm) == 49_200
     assert committed["previous_item_id"] is None and added["item"]["id"] == done["item"]["id"] == committed["item_id"]
     assert {event["item_id"] for event in (delta, last, completed)} == {committed["item_id"]}
@@ -362,7 +362,7 @@ def test_any_events_are_answered_with_valid_events(actions: list[tuple[str, Any]
 
 
 def require_valid(events: list[dict[str, Any]]) -> None:
-    """Parse events strictly, as OpenAI's types of server events."""
+    """Parse events strictly with OpenAI's types."""
     from openai.types.realtime.realtime_server_event import RealtimeServerEvent
 
     union, _ = get_args(RealtimeServerEvent)

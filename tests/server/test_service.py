@@ -1,4 +1,4 @@
-"""Admission, deadlines, streams and shutdown, with a decoding thread that does what a test says."""
+"""Tests admission, deadlines, streams and shutdown, with a simulated decoding thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMITS = Limits(slots=2, queue=2, max_prompts=4, max_seconds=100.0, grace=30.0)
 
 
 class Thread:
-    """A decoding thread that decodes nothing and records its arguments."""
+    """Simulates the decoding thread: records the arguments of calls, and decodes nothing."""
 
     decoding = 0
     waiting = 0
@@ -47,7 +47,7 @@ class Thread:
 
 
 class World:
-    """A service that is ready, and its thread.
+    """A ready service, and its decoding thread.
 
     Attributes:
         ended: The errors that `on_end` was called with.
@@ -66,11 +66,11 @@ class World:
         return self.metrics.registry.get_sample_value("speculative_decoding_prompts_total", {"finish_reason": reason})
 
     def decode(self, *prompts: ClientPrompt) -> asyncio.Task[None]:
-        """Send a request whose client waits for the complete output."""
+        """Send a request, and wait for its complete output."""
         return self.loop.create_task(self.service.decode(prompts))
 
     def streaming(self, *prompts: ClientPrompt) -> list[Any]:
-        """Send a request whose client reads a stream. Returns the events so far."""
+        """Send a streaming request. Returns the list of the received events."""
         found: list[Any] = []
 
         async def read() -> None:
@@ -103,7 +103,7 @@ def prompts(count: int) -> list[ClientPrompt]:
 
 
 def progress(item: ClientPrompt, text: str, finish_reason: str | None = None) -> None:
-    """Let the thread report a round of a prompt."""
+    """Simulate a round of a prompt."""
     request: Any = SimpleNamespace(stats=GenerationStats(prompt_tokens=3, generated_tokens=1))
     item.client.on_progress(item, Event(request, Round([2], [], 0, 0.0, finish_reason=finish_reason), [text]))
 
@@ -115,7 +115,7 @@ async def test_the_queue_holds_at_its_limit_and_refuses_one_more(world: World) -
     with ExitStack() as stack:
         stack.enter_context(service.request(items))
         upload = stack.enter_context(service.upload(1000))
-        assert service.admitted == 3  # a recording counts from its last byte on
+        assert service.admitted == 3  # a recording counts when its last byte has arrived
         stack.enter_context(service.opening(upload))
         assert service.admitted == 4
         for refused in (lambda: service.request(prompts(1)), lambda: service.upload(1000)):
@@ -123,7 +123,7 @@ async def test_the_queue_holds_at_its_limit_and_refuses_one_more(world: World) -
                 pass
             assert (error.value.status, error.value.code) == (429, "queue_full")
             assert int((error.value.headers or {})["Retry-After"]) >= 1
-        progress(items[0], "a", "stop")  # even if its client has not read it
+        progress(items[0], "a", "stop")  # even if the client has not read it
         assert service.admitted == 3
         stack.enter_context(service.request(prompts(1)))
     assert service.admitted == 0 and world.thread.cancelled[-3:] == items
@@ -149,7 +149,7 @@ async def test_a_request_fails_at_its_deadline_and_frees_its_slots(world: World)
     with pytest.raises(ServerError, match="not finished within 100 s") as error:
         await whole
     assert (error.value.status, error.value.code) == (504, "timeout")
-    assert isinstance(events[-1], ServerError) and events[-1].code == "timeout"  # before the stream has begun
+    assert isinstance(events[-1], ServerError) and events[-1].code == "timeout"  # before the stream starts
     assert {*world.thread.cancelled} == {*world.thread.submitted} and world.service.admitted == 0
     assert world.ended_as("error") == 2
 
@@ -198,12 +198,12 @@ async def test_recordings_share_a_limit_of_memory(world: World) -> None:
             with pytest.raises(ServerError) as error:
                 first.add(1)
             assert (error.value.status, error.value.code) == (429, "queue_full")
-        first.add(1)  # the memory of the second one is free
+        first.add(1)  # the memory of the second upload is free
 
 
 @property_test
 async def test_the_memory_of_a_large_recording_is_collected_at_its_end(world: World) -> None:
-    """Its frames may be part of a cycle, which Python collects at some later time."""
+    """The frames may be part of a reference cycle, which Python would collect at an unknown later time."""
 
     class Cycle:
         def __init__(self) -> None:
@@ -257,7 +257,7 @@ async def test_an_error_after_the_start_of_a_stream_is_its_last_event(world: Wor
     progress(items[0], "a", "stop")
     await world.loop.advance()
     items[1].client.fail(ServerError(500, "planted", code="planted"))
-    progress(items[1], "late")  # was on its way
+    progress(items[1], "late")  # scheduled before the failure
     await world.loop.advance()
     assert events[2:] == [{"text": "a"}, ServerError(500, "planted", code="planted").content] and events[0].done()
     errors = "speculative_decoding_errors_total"
@@ -297,12 +297,12 @@ async def test_a_shutdown_waits_for_the_admitted_requests(world: World) -> None:
     with world.service.upload(1000) as upload:
         draining = world.loop.create_task(world.service.drain())
         await world.loop.advance(10)
-        await world.service.drain()  # a second call changes nothing
+        await world.service.drain()  # a second call has no effect
         progress(items[0], "a", "stop")
         await world.loop.advance()
         assert whole.done() and not draining.done() and not world.ended
         with world.service.opening(upload), world.service.request(prompts(1), upload):
-            assert world.service.admitted == 2  # the rest of the recording has arrived
+            assert world.service.admitted == 2  # the recording has arrived completely
     await draining
     assert world.ended == [None]
 
@@ -351,5 +351,5 @@ async def test_a_client_that_waits_for_the_queue_gets_the_refusal(world: World) 
     client.fail(ServerError(400, "planted"))
     with pytest.raises(ServerError, match="planted"):
         await waiting
-    progress(client.items[0], "late", "stop")  # was on its way
+    progress(client.items[0], "late", "stop")  # scheduled before the failure
     assert client.unfinished == 0

@@ -1,4 +1,4 @@
-"""WebSockets of clients that are slow, silent or hostile. Most tests control the transport and the clock."""
+"""Tests WebSockets of slow, idle and hostile clients. Most tests simulate the transport and the clock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_socket_outlives_the_time_limit_of_headers_and_has_the_security_
 
 @pytest.mark.parametrize("header", [b"Origin: http://evil.example\r\n", b"Origin: null\r\n"])
 def test_an_upgrade_is_refused_like_a_request(header: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """Otherwise a page of another origin could use the server (cross-site WebSocket hijacking)."""
+    """Otherwise, a page of another origin could use the server (cross-site WebSocket hijacking)."""
 
     @property_test
     async def test(net: Net) -> None:
@@ -114,7 +114,7 @@ async def test_a_client_that_vanishes_is_found_by_pings(net: Net) -> None:
 
 @pytest.mark.parametrize("sent", [b"send 100000", b"closes"])
 def test_a_client_that_reads_nothing_loses_its_connection(sent: bytes) -> None:
-    """A transport closes only after it has sent everything."""
+    """A transport closes only after it has sent all data, so it must be aborted."""
 
     @property_test
     async def test(net: Net) -> None:
@@ -148,7 +148,7 @@ async def test_many_messages_of_a_client_do_not_delay_those_of_another(net: Net)
 @pytest.mark.parametrize("opcode", [Opcode.PING, Opcode.PONG])
 @pytest.mark.parametrize("size", [0, 125])
 def test_many_control_frames_end_a_socket_and_delay_nobody(opcode: Opcode, size: int) -> None:
-    """They cost time like messages, and more of the answers to pings would wait for a client that reads nothing."""
+    """Control frames cost as much time as messages, and unread answers to pings would fill memory."""
 
     @property_test
     async def test(net: Net) -> None:
@@ -184,7 +184,7 @@ async def test_a_client_that_sends_no_more_can_read_until_the_application_ends(n
     other.receive(frame(b"close"))
     other.finish_sending()
     await net.loop.advance()
-    assert other.close_code == 1000 and other.is_lost  # without waiting for an answer
+    assert other.close_code == 1000 and other.is_lost  # closed without waiting for an answer
     await require_released(net)
 
 
@@ -193,7 +193,7 @@ async def test_a_client_that_sends_no_more_can_read_until_the_application_ends(n
 def test_broken_frames_end_a_socket(
     sent: bytes, code: int, is_accepted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client may also send them before the socket is accepted. It gets the code even while it is still sending."""
+    """A client may send them before the socket is accepted. It gets the close code even while it is still sending."""
 
     @property_test
     async def test(net: Net) -> None:
@@ -229,7 +229,7 @@ async def test_a_socket_that_fails_says_so(net: Net) -> None:
     ids=["nothing", "a close frame", "an unmasked frame"],
 )
 def test_sockets_end_when_the_server_stops(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """This includes sockets that are closing while their clients read nothing."""
+    """This includes sockets that are closing while their clients do not read."""
 
     @property_test
     async def test(net: Net) -> None:
@@ -249,7 +249,7 @@ def test_sockets_end_when_the_server_stops(sent: bytes, caplog: pytest.LogCaptur
 
 
 def test_upgrades_and_aborts_leave_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With real connections, of an address that has a limit."""
+    """Uses real connections from an address with a limit."""
     monkeypatch.setattr(LimitedConnection, "_is_trusted", False)
 
     async def test() -> None:
@@ -288,7 +288,7 @@ OPEN = """([url, protocols]) => new Promise((resolve) => {
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium")
 def test_only_the_servers_own_page_opens_a_socket_and_needs_the_token() -> None:
-    """In a real browser. Any character of the token can be escaped."""
+    """Uses a real browser. Any character of the token can be escaped."""
     playwright = pytest.importorskip("playwright.async_api", reason="pip install playwright")
     token = "correct/horse=battery,staple"
 

@@ -1,4 +1,4 @@
-"""Recordings sent to the server with OpenAI's client. Each transcript equals the session's."""
+"""Tests recordings with OpenAI's client. Each transcript equals that of a session."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def post(server: Serving, index: int = 0, path: str = PATH, **fields: Any) -> ht
 
 
 def uploaded(server: Serving) -> int:
-    """Return the bytes of all recordings in memory."""
+    """Return the size of all recordings in memory."""
     return sum(upload.size for upload in server.service._uploads)
 
 
@@ -139,7 +139,7 @@ def test_translations_and_options(client: openai.OpenAI) -> None:
         model=MODEL, file=file(2), prompt="ab", response_format="verbose_json", extra_body=form({})
     )
     expected = alone(2, task="translate", initial_prompt="ab")
-    assert (found.text, found.language) == (expected.text.strip(), "english")  # always, in OpenAI's types
+    assert (found.text, found.language) == (expected.text.strip(), "english")  # OpenAI's types require both
     assert found.text != create(client, 2).text and found.model_dump()["task"] == "translate"
     options: Any = {"temperature": 0.9, "seed": 7, "sample_len": 9, "without_timestamps": True}
     assert create(client, 2, **options).text == alone(2, **options).text.strip() != create(client, 2).text
@@ -178,7 +178,7 @@ def test_rounds_say_which_text_was_drafted(server: Serving) -> None:
         *deltas, done = events(response)
     pieces = [piece for each in deltas for piece in each["pieces"]]
     letters = [(letter, piece["from_draft"]) for piece in pieces for letter in piece["text"]]
-    assert letters == [  # of this tokenizer, a token has one
+    assert letters == [  # one per token with this tokenizer
         (letter, drafted)
         for segment in expected.segments
         for token, drafted in zip(segment.tokens, segment.from_draft, strict=True)
@@ -193,7 +193,7 @@ def test_rounds_say_which_text_was_drafted(server: Serving) -> None:
 
 
 def test_concurrent_clients_get_the_same_texts_as_one(server: Serving) -> None:
-    """Also if windows fall back to higher temperatures, with languages and prompts of their own."""
+    """The clients have different languages and prompts, and some windows fall back to higher temperatures."""
     requests: list[tuple[int, dict[str, Any]]] = [
         (0, {}),
         (1, {"language": "de", "logprob_threshold": -0.1}),
@@ -211,7 +211,7 @@ def test_concurrent_clients_get_the_same_texts_as_one(server: Serving) -> None:
 
 
 def test_drafts_do_not_copy_the_text_of_other_clients() -> None:
-    """If they did, all drafts for the same recording would be accepted the second time."""
+    """If drafts copied it, all drafts for the same recording would be accepted the second time."""
     names = ("generated_tokens_total", "accepted_tokens_total")
     with serving(session("ngram"), LIMITS, model=MODEL) as server:
         post(server, 0)
@@ -227,20 +227,20 @@ def test_a_draft_text_of_a_client_is_limited(server: Serving) -> None:
     with serving(session("ngram"), LIMITS, model=MODEL) as other:
         answer = post(other, draft_text="a" * LIMITS.max_draft_text)
         assert answer.json()["text"] == alone(0).text.strip()
-        for texts in (["a" * LIMITS.max_draft_text, "b"], ["a"] * 5):  # repeated fields count together
+        for texts in (["a" * LIMITS.max_draft_text, "b"], ["a"] * 5):  # the total of repeated fields counts
             answer = post(other, draft_text=texts)
             assert answer.status_code == 400 and answer.json()["error"]["param"] == "draft_text"
 
 
 def test_fields_count_in_the_limit_of_a_body_without_its_recording(server: Serving) -> None:
-    """However small the recording is."""
+    """The limit applies even if the recording is small."""
     answer = post(server, 3, draft_text="a" * LIMITS.max_body)
     assert answer.status_code == 413 and answer.json()["error"]["code"] == "body_too_large"
     assert f"at most {LIMITS.max_body} bytes without its recording" in answer.json()["error"]["message"]
 
 
 def test_draft_texts_save_calls_and_change_no_text() -> None:
-    """One of two texts is another recording's. A recording is sent to a new server each time, which has not learned."""
+    """One of the two draft texts is wrong. Each request goes to a new server, which has no learned statistics."""
     expected = alone(0)
     calls = []
     for texts in ([], [alone(2).text, "".join(srt(expected.segments))]):
@@ -284,7 +284,7 @@ def test_models_refuse_the_other_type_of_input(server: Serving) -> None:
 
 
 def half_sent(server: Serving) -> tuple[socket.socket, bytes]:
-    """Send a part of a recording. Returns the connection and the rest."""
+    """Send the first part of a recording. Returns the connection and the remaining bytes."""
     request = httpx.Request("POST", server.url + PATH, files={"file": file(3)}, data=form({}))
     body = request.read()
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {request.headers['content-type']}\r\n"
@@ -296,7 +296,7 @@ def half_sent(server: Serving) -> tuple[socket.socket, bytes]:
 
 @contextmanager
 def busy_readers(server: Serving) -> Iterator[threading.Event]:
-    """Let the threads that read recordings be busy until an event is set."""
+    """Keep the threads that read recordings busy until an event is set."""
     may_end = threading.Event()
 
     def wait() -> Generator[None, None, None]:
@@ -337,7 +337,7 @@ def test_a_client_that_leaves_while_its_recording_is_opened_ends_the_opening(ser
         eventually(lambda: server.service.admitted == 1)
         client.close()
         eventually(lambda: server.service.admitted == uploaded(server) == 0)
-        eventually(lambda: len(server.thread.reading._turns.items) == 2)  # the busy readers
+        eventually(lambda: len(server.thread.reading._turns.items) == 2)  # the two busy threads
 
 
 def test_a_client_that_disconnects_frees_its_slot_and_memory() -> None:
@@ -347,7 +347,7 @@ def test_a_client_that_disconnects_frees_its_slot_and_memory() -> None:
             with client.stream("POST", PATH, **sent) as response:
                 assert response.status_code == 200
                 eventually(lambda: server.service.admitted == 1)
-                assert uploaded(server) == 162 * 6 * 4  # the frames, and no longer the file
+                assert uploaded(server) == 162 * 6 * 4  # the frames only
         gated.allow()
         eventually(lambda: server.service.admitted == server.thread.decoding == uploaded(server) == 0)
         assert server.metric("prompts_total", finish_reason="cancelled") == 1
@@ -355,8 +355,8 @@ def test_a_client_that_disconnects_frees_its_slot_and_memory() -> None:
 
 
 def test_a_short_recording_passes_long_ones_and_changes_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of recordings take turns in the slots. Before, a short one waited until a long one had ended."""
-    # One falls back to several temperatures, so that turns also change between outputs for the same window
+    """Regression test: a short recording waited for the end of a long one. Their windows must take turns."""
+    # One recording falls back to several temperatures, so turns also change between outputs for the same window
     recordings: list[tuple[int, dict[str, Any]]] = [(0, {}), (0, {"logprob_threshold": -0.1, "seed": 3}), (3, {})]
     finished: list[float] = []  # durations
     add = ClientRecording.add
@@ -385,7 +385,7 @@ def test_a_short_recording_passes_long_ones_and_changes_no_text(monkeypatch: pyt
 
 
 def test_no_file_stays_in_memory_when_its_request_has_ended(server: Serving) -> None:
-    """Not even in a cycle, which Python collects at some later time."""
+    """No reference cycle keeps a file either, which Python would collect at an unknown later time."""
     gc.collect()
     gc.disable()
     try:
@@ -397,9 +397,9 @@ def test_no_file_stays_in_memory_when_its_request_has_ended(server: Serving) -> 
 
 
 def test_bodies_and_frames_in_memory_are_limited() -> None:
-    """A form that fits the limit exactly is refused for its prompt. One byte more, and its frames do not fit."""
+    """A form of exactly the maximum size is refused for its prompt. With one more byte, its frames exceed the limit."""
     small = Limits(max_audio=1 << 14, max_audio_seconds=0.2, max_body=1 << 20)
-    frames = 22 * 6 * 4  # of 0.2 seconds
+    frames = 22 * 6 * 4  # frames of 0.2 seconds
     room = MAX_UPLOADS * (small.max_audio + 20 * 6 * 4) - frames
     with serving(session(), small, model=MODEL) as other, other.client() as client:
         request = httpx.Request("POST", other.url, files={"file": file(3)}, data=form({"prompt": ""}))

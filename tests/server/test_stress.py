@@ -1,4 +1,4 @@
-"""Short runs of `python -m tools.check_server`: random bodies and recordings, clients that disconnect, and sockets."""
+"""Runs `python -m tools.check_server` briefly: random bodies and recordings, disconnecting clients, and sockets."""
 
 from __future__ import annotations
 

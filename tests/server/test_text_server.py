@@ -1,4 +1,4 @@
-"""The server with the clients of OpenAI and LibreTranslate, and with curl. Each text equals the session's."""
+"""Tests the server with the clients of OpenAI and LibreTranslate, and with curl. Each text equals that of a session."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def client(server: Serving) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    """Return a second session, because the server's session belongs to its thread."""
+    """Return a second session, because the session of the server is used by its thread."""
     return bundled.__wrapped__()
 
 
@@ -63,7 +63,7 @@ def test_completion_equals_the_sessions_text(client: openai.OpenAI, session: Ses
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert 0 < usage.accepted_tokens <= usage.drafted_tokens and usage.target_calls < len(alone.tokens)
     details = usage.completion_tokens_details
-    assert details.accepted_prediction_tokens == details.rejected_prediction_tokens == 0  # nothing was predicted
+    assert details.accepted_prediction_tokens == details.rejected_prediction_tokens == 0  # there was no prediction
     assert create(client, max_tokens=3).choices[0].finish_reason == "length"
 
 
@@ -75,7 +75,7 @@ def test_prompts_and_choices_keep_their_order(client: openai.OpenAI, session: Se
     expected = [session.generate(prompt, seed=seed, **SAMPLED) for prompt in prompts for seed in seeds]
     assert [(each.index, each.text) for each in found.choices] == [(i, each.text) for i, each in enumerate(expected)]
     assert [each.seed for each in found.choices] == seeds * 2
-    assert len({each.text for each in found.choices}) == 4  # each seed gives another text
+    assert len({each.text for each in found.choices}) == 4  # each seed gives a different text
 
 
 def test_stream_chunks_add_up_to_the_text(client: openai.OpenAI, session: Session) -> None:
@@ -92,7 +92,7 @@ def test_stream_chunks_add_up_to_the_text(client: openai.OpenAI, session: Sessio
 
 @pytest.mark.parametrize(("obfuscation", "is_padded"), [({}, False), (False, False), (True, True)])
 def test_chunks_are_padded_on_request(server: Serving, session: Session, obfuscation: Any, is_padded: bool) -> None:
-    """So that their sizes tell little about the text. OpenAI pads them by default."""
+    """Padding hides the length of the text from the network. OpenAI pads chunks by default."""
     options = {} if obfuscation == {} else {"include_obfuscation": obfuscation}
     fields = {"prompt": GERMAN, "stream": True, "stream_options": {"include_usage": True, **options}}
     with server.client() as client, client.stream("POST", "/v1/completions", json=fields) as response:
@@ -128,7 +128,7 @@ FOLLOWER = {
 
 @pytest.mark.parametrize("shares_texts", [False, True])
 def test_drafts_never_show_the_text_of_another_client(shares_texts: bool) -> None:
-    """Without a store, the other client changes no draft. Rejected drafts from a store are not sent."""
+    """Without a store, another client does not affect any draft. Rejected drafts from a store are not sent."""
     counts = []
     for sends_secret in (False, True):
         store = TextStore() if shares_texts else None
@@ -179,7 +179,7 @@ def test_a_prediction_changes_no_text_and_its_tokens_are_counted(session: Sessio
 
 
 def streamed_rejected(server: Serving, **fields: Any) -> tuple[str, dict[str, Any]]:
-    """Return the rejected text of a stream's rounds, and its usage."""
+    """Return the rejected text of all rounds of a stream, and the usage."""
     given = {"stream": True, "rounds": True, "num_draft_tokens": 8, "stream_options": {"include_usage": True}}
     with server.client() as client, client.stream("POST", "/v1/completions", json=given | fields) as response:
         *chunks, last = events(response)
@@ -211,7 +211,7 @@ def test_a_language_of_the_server_is_no_default_of_translations() -> None:
 
 @pytest.mark.parametrize("shares_texts", [False, True])
 def test_a_prediction_reaches_no_other_client_and_no_log(shares_texts: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """A store that clients share learns their prompts and outputs, and not their predictions."""
+    """A shared store contains the prompts and outputs of clients, but not their predictions."""
     caplog.set_level(logging.DEBUG)
     own = bundled()
     store = TextStore() if shares_texts else None
@@ -268,7 +268,7 @@ def test_logprobs_equal_the_sessions(client: openai.OpenAI, session: Session) ->
         assert [value for each in streamed for value in getattr(each, name)] == getattr(found, name)
 
 
-REFUSED: list[tuple[dict[str, Any], str, str]] = [  # only the model's tokenizer can tell
+REFUSED: list[tuple[dict[str, Any], str, str]] = [  # values that only the model's tokenizer can check
     ({"prompt": "ab cd " * 150}, "prompt", "at most 200 here"),
     ({"decoder_prefix": "ab cd " * 150}, "decoder_prefix", "at most 200 here"),
     ({"eos_token_ids": [99_999]}, "eos_token_ids", "between 0 and"),

@@ -1,4 +1,4 @@
-"""Texts in turns: which prompts are in the engine, which text fails, and what is written."""
+"""Tests the scheduling of texts: which prompts are in the engine, which texts fail, and their outputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prompting(prefix: str = "", **options: Any) -> Prompting:
 
 
 class Lines:
-    """A text whose lines are the parts, in place of a `Document`."""
+    """Replaces `Document` with a text whose parts are its lines."""
 
     prompting = prompting()
 
@@ -53,12 +53,12 @@ class Lines:
 
 
 class Engine:
-    """A scheduler of prompts that decodes nothing. `finish` ends prompts, whose outputs are in capital letters."""
+    """Simulates a scheduler of prompts. `finish` ends prompts; their outputs are in capital letters."""
 
     def __init__(self) -> None:
         self.prompts: dict[Any, str] = {}
-        self.most = 0  # prompts at a time
-        self.begun: set[Any] = set()  # that were encoded
+        self.most = 0  # maximum number of prompts at a time
+        self.begun: set[Any] = set()  # the encoded prompts
         self.is_free = True
         self._ended: list[PromptProgress] = []
 
@@ -105,7 +105,7 @@ class Engine:
 
 
 def now(steps: Iterator[None]) -> Future[None]:
-    """Run the steps of a reading thread at once."""
+    """Run the steps of a reading thread immediately."""
     done: Future[None] = Future()
     for _ in steps:
         pass
@@ -120,7 +120,7 @@ def client_text(*texts: Lines, client: str, run: Any = now) -> ClientText:
 
 
 class World:
-    """A lane, and clients that send texts."""
+    """A lane, and the texts of clients."""
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.engine = Engine()
@@ -136,7 +136,7 @@ class World:
         return item
 
     def run(self) -> None:
-        """Run rounds until only prompts in the engine are left."""
+        """Run rounds until all prompts are in the engine or finished."""
         for _ in range(4 * MAX_COPIED):
             self.lane.step()
             calls, self.lane.calls = self.lane.calls, []
@@ -158,7 +158,7 @@ class World:
 
 
 def ended(item: ClientText) -> bool:
-    """Whether the client was told that its text is finished."""
+    """Return whether the client was notified that its text is finished."""
     return item.client.unfinished == 0 and item.client.error is None
 
 
@@ -192,7 +192,7 @@ def test_texts_come_out_line_by_line_in_whatever_order_prompts_finish(seed: int)
 
 
 def test_clients_take_turns_and_a_new_one_has_the_next() -> None:
-    """However many requests the first one has sent, and whatever it has in the queue."""
+    """This holds for any number of requests of the first client, and for any prompts in its queue."""
     world = World()
     for _ in range(3):
         world.send("\n".join("a" * 99), client="busy")
@@ -208,12 +208,12 @@ def test_clients_take_turns_and_a_new_one_has_the_next() -> None:
         served.append(world.engine.prompts[oldest])
         world.engine._ended.append(PromptProgress(oldest, result=GenerationResult("", [], "stop", GenerationStats())))
         world.run()
-    assert 3 <= world.in_engine.count("a") <= 4  # half of the engine is the new client's
+    assert 3 <= world.in_engine.count("a") <= 4  # the new client has half of the engine
     assert {"b", "c", "d"} & {*served, *world.in_engine} == {"b", "c", "d"}
 
 
 def test_prompts_of_another_client_are_behind_none_of_a_client_with_a_long_text() -> None:
-    """Neither a prompt, nor one of a text at a time, however many prompts of the first client are in the engine."""
+    """Neither a prompt nor the first prompt of a text waits, even if the first client has many in the engine."""
     world = World()
     busy = [world.send("\n".join("a" * 20), client="busy") for _ in range(3)]
     assert world.in_engine == ["a"] * TURNS_PER_SLOT * LIMITS.slots
@@ -247,12 +247,12 @@ def test_rounds_of_other_prompts_take_as_much_time_as_those_of_texts() -> None:
     texts, others = Timed("t", 5), Timed("o", 1)
     scheduler = TextScheduler(cast(Any, texts), cast(Any, others), LIMITS, clock=lambda: len(rounds))
     for _ in range(3):
-        [*scheduler.step()]
+        [*scheduler.decode_round()]
     assert "".join(rounds) == "o" + "ttttt" + "ooooo" + "ttttt" + "ooooo" + "ttttt"
     texts.prompts.clear()
     for _ in range(3):
-        [*scheduler.step()]
-    assert "".join(rounds[26:]) == "ooooo" + "o" + "o"  # each is sent at once
+        [*scheduler.decode_round()]
+    assert "".join(rounds[26:]) == "ooooo" + "o" + "o"  # each prompt is decoded immediately
 
 
 def test_few_tokens_of_texts_wait_to_be_encoded_together() -> None:
@@ -327,7 +327,7 @@ def test_a_line_that_cannot_be_decoded_ends_its_text_and_is_named(line: str, mes
 
 
 def test_a_text_that_cannot_be_written_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """An error of the program, too, which would otherwise end the round of all clients."""
+    """Even an unexpected exception fails only this text. Otherwise, it would end the round of all clients."""
     world = World()
     broken, good = world.send("a\nbug\nc", client="x"), world.send("f", client="y")
     world.finish("bug", "a")
@@ -373,7 +373,7 @@ def test_an_output_has_the_usual_limit_of_its_source_and_at_most_the_largest() -
 
 
 def test_copying_a_text_delays_no_round() -> None:
-    """A turn that copies parts uses no slot, but a round follows after as many turns as there are slots."""
+    """A turn that copies parts uses no slot, but at most as many turns as there are slots precede a round."""
     world = World()
     world.send("a")
     item = client_text(Lines("\n" * 100_000), client="b")

@@ -1,4 +1,4 @@
-"""Requests for transcriptions: every field is accepted, or refused with its name."""
+"""Tests requests for transcriptions: each field is accepted, or refused with an error that names it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_recording_is_required() -> None:
 
 
 def test_empty_fields_count_as_missing() -> None:
-    """Programs send them for inputs that the user left blank."""
+    """Browsers send empty fields for inputs that the user left blank."""
     empty = [Part(name, False, b"") for name in [*FIELDS, "include[]"] if name != "file"]
     assert parse(FILE, *empty) == parse()
 

@@ -1,4 +1,4 @@
-"""Requests for translations: which fields are accepted, and which are refused."""
+"""Tests which fields of requests for translations are accepted, and which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns by what each client and each recording has had."""
+"""Tests that turns are given according to the service that each client and recording has received."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from speculative_decoding.server.turns import Turns
 
 
 def served(turns: Turns[str], count: int, **amounts: float) -> str:
-    """Give turns to recordings that always want another one, and return their names. amounts: 1 unless given."""
+    """Give turns to recordings that always wait for another one. Returns their names. amounts: 1 by default."""
     found = ""
     for _ in range(count):
         item = turns.take()
@@ -58,8 +58,8 @@ def test_a_client_that_was_away_has_no_credit() -> None:
 
 
 def test_a_stream_of_newcomers_does_not_stop_the_others() -> None:
-    """Each newcomer is next when it comes, but those who wait since long precede it."""
-    for clients in ("xx", "xy"):  # of the long one, and of the newcomers
+    """Each new item gets the next turn, but not before items that have waited long."""
+    for clients in ("xx", "xy"):  # of the long item, and of the new items
         turns = turns_of(long=clients[0])
         served_long = 0
         for number in range(200):
@@ -71,7 +71,7 @@ def test_a_stream_of_newcomers_does_not_stop_the_others() -> None:
                 turns.wait(item)
             else:
                 turns.leave(item)
-        # newcomers pile up, so a fair share of the long one among those of its client falls
+        # the number of items grows, so the fair share of the long item among those of its client falls
         assert served_long >= (90 if clients == "xy" else 15), (clients, served_long)
 
 

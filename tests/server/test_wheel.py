@@ -1,4 +1,4 @@
-"""The server's files in the installed wheel."""
+"""Tests that the wheel contains the files of the server."""
 
 from __future__ import annotations
 

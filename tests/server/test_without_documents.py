@@ -1,4 +1,4 @@
-"""A copy of the package without the subpackage `documents`."""
+"""Tests a copy of the package without the subpackage `documents`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy of the package without the subpackage `speech`."""
+"""Tests a copy of the package without the subpackage `speech`."""
 
 from __future__ import annotations
 

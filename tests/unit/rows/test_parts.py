@@ -1,4 +1,4 @@
-"""Parts of texts come in order and in bounded memory, although prompts finish in any order."""
+"""Tests that parts of texts are returned in order and in bounded memory, although prompts finish in any order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def result_of(prompt: str) -> GenerationResult:
 
 
 class Prompts:
-    """Reverses prompts, finishes them in any order, refuses blank ones at once, and fails those with a digit."""
+    """Reverses prompts and finishes them in any order. Refuses blank prompts, and fails prompts with a digit."""
 
     def __init__(self, seed: int, slots: int = 3) -> None:
         self._random = random.Random(seed)
@@ -65,7 +65,7 @@ class Prompts:
 
 
 def words(text: str, rounds: int) -> Steps:
-    """Reverse the words of a text some times, each time with prompts that depend on the outputs of the last ones."""
+    """Reverse the words of a text repeatedly. The prompts of each repetition depend on the previous outputs."""
     found = text.split(" ") if text else []
     for _ in range(rounds):
         if not found:
@@ -77,7 +77,7 @@ def words(text: str, rounds: int) -> Steps:
 
 
 def alone(text: str, rounds: int) -> str:
-    """Do what `words` does, one prompt after the other."""
+    """Do the same as `words`, one prompt after another."""
     steps = words(text, rounds)
     prompts = Prompts(0, 1)
     found: str | None = None
@@ -100,7 +100,7 @@ def test_each_part_is_decoded_as_if_it_were_alone_and_comes_in_order(
 
     def submit(number: int, part: tuple[str, int]) -> Any:
         if part[1] == 3:
-            return [BatchResult(number, None)]  # is copied
+            return [BatchResult(number, None)]  # a copied part
         return scheduler.submit((number, Task(words(*part), lambda text: {"prompt": text})))
 
     window = Window[tuple[str, int]](slots, lambda part: len(part[0]), 20)
@@ -112,7 +112,7 @@ def test_each_part_is_decoded_as_if_it_were_alone_and_comes_in_order(
 
 @pytest.mark.parametrize(("size", "largest", "most"), [(1, 10**9, MIN_WINDOW), (100, 1000, 10)])
 def test_no_more_parts_are_read_than_the_window_holds(size: int, largest: int, most: int) -> None:
-    """The first part takes long."""
+    """The first part is slow."""
 
     class LastFirst(Prompts):
         def step(self) -> list[BatchResult[GenerationResult]]:
@@ -144,7 +144,7 @@ def test_a_cancelled_part_frees_its_prompts_and_leaves_the_others() -> None:
     for number in range(3):
         assert not [*scheduler.submit((number, Task(words("a b", 1), lambda text: {"prompt": text})))]
     scheduler.cancel(1)
-    scheduler.cancel(7)  # is unknown
+    scheduler.cancel(7)  # an unknown number
     assert {number for number, _ in prompts.prompts} == {0, 2}
     assert sorted(each.index for each in drive(scheduler, [])) == [0, 2]
 

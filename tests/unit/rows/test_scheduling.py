@@ -1,4 +1,4 @@
-"""The driver of rows: what is read ahead, what is kept, and in which order progress comes."""
+"""Tests `drive`: how many items are read ahead and kept, and the order of progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speculative_decoding.rows.scheduling import BatchResult, drive, in_order
 
 
 class Newest:
-    """Has some slots, refuses every fifth item, and finishes the newest one first."""
+    """Simulates a scheduler with slots, which refuses every fifth item and finishes the newest item first."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -74,7 +74,7 @@ def test_results_can_be_put_in_order() -> None:
 
 
 class Step:
-    """A part of the progress of an item."""
+    """A step in the progress of an item."""
 
     def __init__(self, number: int, is_last: bool) -> None:
         self.number = number

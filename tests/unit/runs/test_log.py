@@ -1,4 +1,4 @@
-"""A run that continues a log does only what is missing, or is refused in one line and changes nothing."""
+"""Tests that a run continues a log and does only the missing work, or is refused and changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORK = [["one", 1], ["zwei ö", 2], {"three": "\n\0"}, []]
 
 
 def run(path: Path, *, settings: dict[str, Any] | None = SETTINGS, force: bool = False) -> int:
-    """Do the work that a log lacks; return how much that is."""
+    """Do the work that is missing in a log. Returns how many records are written."""
     log_format = replace(LOG_FORMAT, start=b"") if settings is None else LOG_FORMAT
     with Log.open(path, log_format, settings, force=force) as log:
         done = [*log.records(parse_line)]
@@ -47,7 +47,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def whole(path: Path, settings: Any) -> bytes:
-    """The content of a log with all work."""
+    """Return the content of a complete log."""
     run(path, settings=settings)
     content = path.read_bytes()
     path.unlink()
@@ -55,7 +55,7 @@ def whole(path: Path, settings: Any) -> bytes:
 
 
 def refusal(path: Path, **changed: Any) -> str:
-    """Return the line that refuses a run, which must leave the log as it is."""
+    """Return the error for a run that is refused. The log must not change."""
     before = path.read_bytes()
     with pytest.raises(InputError) as error:
         run(path, **changed)
@@ -72,18 +72,18 @@ def refusal(path: Path, **changed: Any) -> str:
 def test_a_log_that_was_cut_at_any_byte_is_continued_with_the_same_bytes(
     lost: bytes, path: Path, whole: bytes, settings: Any
 ) -> None:
-    """Only work whose record is lost is done again."""
+    """Only work without a complete record is done again."""
     for size in range(len(whole) + 1):
         kept = whole[:size].count(b"\n") - (settings is not None)
         if lost.endswith(b"\n") and kept < 0:
-            continue  # the first line is on disk before the second
+            continue  # the header is on disk before the first record
         path.write_bytes(whole[:size] + lost)
         assert run(path, settings=settings) == len(WORK) - max(kept, 0), size
         assert path.read_bytes() == whole or (kept == len(WORK) and path.read_bytes() == whole + lost)
 
 
 def test_zeros_in_the_place_of_records_cut_off_what_follows(path: Path, whole: bytes, settings: Any) -> None:
-    """After a power failure, a part of the file can be missing although later parts are on disk."""
+    """After a power failure, a part of the file can be missing even though later parts are on disk."""
     first = whole.find(b"\n") + 1 if settings else 0
     for start, end in itertools.combinations(range(first, len(whole), 3), 2):
         path.write_bytes(whole[:start] + bytes(end - start) + whole[end:])
@@ -133,7 +133,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_record(path: Path, monk
     path.unlink()
 
     def write(file: FileIO, content: bytes) -> None:
-        """Write to a disk that has no room for the last byte."""
+        """Write to a disk that is full before the last byte."""
         room = size - os.fstat(file.fileno()).st_size
         file.write(content[:room])
         if room < len(content):
@@ -161,7 +161,7 @@ def test_other_settings_and_versions_are_refused_and_replaced_by_force(path: Pat
         f"--output: {path} was written with other settings (seed was 0, is 1); give the same settings, or start over "
         "with --force"
     )
-    assert run(path, force=True) == 0  # the same settings continue
+    assert run(path, force=True) == 0  # with the same settings, the log is continued
     path.write_bytes(before.replace(b'"version": 3', b'"version": 2'))
     assert "was written by another version; finish the run with that version, or start over" in refusal(path)
     assert run(path, force=True) == len(WORK) and path.read_bytes() == before
@@ -190,7 +190,7 @@ def test_another_file_is_never_touched(path: Path) -> None:
                 "or move that file"
             )
     path.unlink()
-    os.mkfifo(path)  # would block
+    os.mkfifo(path)  # reading a pipe would block
     with pytest.raises(InputError, match="is another file"):
         run(path)
 

@@ -1,4 +1,4 @@
-"""A folder or a text file is replaced completely, or stays as it was."""
+"""Tests that a folder or text file is replaced completely or not at all."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_killed_writer_leaves_the_old_folder_and_the_next_one_cleans_up(tmp_pa
     assert process.stdout is not None and process.stdout.readline() == b"written\n"
 
     places.clean_up(target)
-    assert len(os.listdir(tmp_path)) == 2  # the writer is still running, so its folder stays
+    assert len(os.listdir(tmp_path)) == 2  # the writer is still running, so its folder is kept
 
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -132,7 +132,7 @@ def test_a_text_file_is_replaced_or_stays(tmp_path: Path) -> None:
 
 
 def test_a_lock_is_of_the_file_at_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that ends removes its empty log, perhaps after another run has opened it."""
+    """When a run ends, it removes its empty log. Another run may have opened that log before."""
     path = tmp_path / "log"
     flock = fcntl.flock
     removed: list[bool] = []
