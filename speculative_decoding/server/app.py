@@ -34,7 +34,7 @@ from .translation import detect, frontend_settings, languages, translate
 from .translator import Translator
 
 LOG = logging.getLogger("speculative_decoding.server")
-NO_PATH = "no such path; send a prompt to POST /v1/completions (messages of a chat are not supported)"
+NO_PATH = "no such path; send a prompt to POST /v1/completions (chat messages are not supported)"
 NO_PATH_SPEECH = (
     f"{NO_PATH}, a recording to POST /v1/audio/transcriptions, or live speech to a WebSocket at /v1/realtime"
 )

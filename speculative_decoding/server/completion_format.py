@@ -104,7 +104,7 @@ def parse_completion(fields: Mapping[str, Any], service: Service, names: ModelNa
         raise ServerError.of_field("prompt", "is empty; give it some text", "invalid_value")
     texts = [prompt] if isinstance(prompt, str) else list(prompt)
     if not 1 <= len(texts) * n <= limits.max_prompts:
-        problem = f"prompt and n must ask for 1 to {limits.max_prompts} texts, not {len(texts) * n}"
+        problem = f"prompt and n must request 1 to {limits.max_prompts} texts, not {len(texts) * n}"
         raise ServerError.of_field("prompt", problem)
     if n > 1 and options.is_greedy:
         raise ServerError.of_field("n", "must be 1 at temperature 0, where all choices are the same")

@@ -100,7 +100,7 @@ class Guard:
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy may use the other length, and so disagree about the end of the request (RFC 9112, section 6.1)
-            message = "Content-Length and Transfer-Encoding exclude each other"
+            message = "a request must not have both Content-Length and Transfer-Encoding"
             raise ServerError(400, message, code="two_lengths", headers={"Connection": "close"})
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_allowed(hosts[0]):

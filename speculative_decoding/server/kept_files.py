@@ -51,7 +51,7 @@ class KeptFiles:
         """Reserve memory for a translation within the context. size: Of the source file. Raises `ServerError`."""
         size *= GROWTH
         if self._used[client] + size > self._max_bytes - self._used.total() - size:
-            message = "too many translated files are kept; try again in some minutes"
+            message = "too many translated files are kept; try again in a few minutes"
             raise ServerError(429, message, code="files_full", headers={"Retry-After": str(round(self._seconds) or 1)})
         self._used[client] += size
         try:
@@ -82,7 +82,7 @@ class KeptFiles:
     def get(self, key: str) -> KeptFile:
         """Return a file. Raises `ServerError` for an unknown name."""
         if key not in self._files:
-            raise ServerError(404, "no such file; translated files are deleted after some minutes", code="no_file")
+            raise ServerError(404, "no such file; translated files are deleted after a few minutes", code="no_file")
         return self._files[key]
 
     def clear(self) -> None:

@@ -31,13 +31,13 @@ class Limits:
     max_audio_seconds: A[float, Number(0, exclusive=True), "duration of a recording"] = 3600.0
     max_live_seconds: A[float, Number(0, exclusive=True), "seconds of live speech that may wait to be decoded"] = 60.0
     max_idle: A[float, Number(0, exclusive=True), "seconds without a message, after which a socket is closed"] = 60.0
-    max_connections: A[int, Int(1), "connections of one address; this machine has no limit"] = 100
+    max_connections: A[int, Int(1), "connections from one address; this machine has no limit"] = 100
     max_prompts: A[int, Int(1), "prompts of a request, each counted n times"] = 16
     max_prompt_tokens: A[int, Int(1), "tokens of a prompt, if the model does not have a lower limit"] = 1024
     max_output_tokens: A[int, Int(1), "largest max_tokens of a request"] = 1024
     max_stops: A[int, Int(0), "stop strings and end-of-sequence ids of a request"] = 16
     max_draft_text: A[int, Int(0), "characters of a request's prediction or draft texts together"] = 1 << 15
-    max_seconds: A[float, Number(0, exclusive=True), "time to finish a request, which then ends with an error"] = 300.0
+    max_seconds: A[float, Number(0, exclusive=True), "seconds before an unfinished request fails"] = 300.0
     grace: A[float, Number(0), "seconds to finish running requests when the server stops"] = 30.0
 
     def __post_init__(self) -> None:
@@ -63,16 +63,16 @@ class Limits:
             self.check_length("decoder_prefix", options.decoder_prefix)
         for name, values in (("stop", options.stop), ("eos_token_ids", options.eos_token_ids)):
             if len(values) > self.max_stops:
-                raise ServerError.of_field(name, f"must have at most {self.max_stops} entries here")
+                raise ServerError.of_field(name, f"must have at most {self.max_stops} entries on this server")
         if any(len(stop) > MAX_STOP_CHARACTERS for stop in options.stop):
             raise ServerError.of_field("stop", f"strings must have at most {MAX_STOP_CHARACTERS} characters")
 
     def check_draft_texts(self, name: str, texts: Sequence[str]) -> None:
         """Refuse draft texts that would take too long to prepare. The decoding thread prepares them."""
         if len(texts) > MAX_DRAFT_TEXTS:
-            raise ServerError.of_field(name, f"must have at most {MAX_DRAFT_TEXTS} texts here")
+            raise ServerError.of_field(name, f"must have at most {MAX_DRAFT_TEXTS} texts on this server")
         if (count := sum(map(len, texts))) > self.max_draft_text:
-            problem = f"has {count} characters (at most {self.max_draft_text} here); shorten it"
+            problem = f"has {count} characters (at most {self.max_draft_text} on this server); shorten it"
             raise ServerError.of_field(name, problem)
 
     def check_length(self, name: str, text: str) -> None:
@@ -83,5 +83,5 @@ class Limits:
 
     def check_tokens(self, name: str, count: int) -> None:
         if count > self.max_prompt_tokens:
-            problem = f"has {count} tokens (at most {self.max_prompt_tokens} here); shorten or split it"
+            problem = f"has {count} tokens (at most {self.max_prompt_tokens} on this server); shorten or split it"
             raise ServerError.of_field(name, problem)

@@ -34,9 +34,9 @@ TRANSCRIPTION_FIELDS: Mapping[str, Field] = {
     "prompt": Field(option="initial_prompt"),
     "delay": Field(refused="is not supported: text is sent as soon as two hypotheses agree on it"),
     "keywords": Field(refused="is not supported: put them into the prompt"),
-    "languages": Field(refused="is not supported: name one language, or none to detect it"),
+    "languages": Field(refused="is not supported: send one language, or none for automatic detection"),
 }
-NO_TURNS = "the server does not detect turns; send input_audio_buffer.commit where one ends"
+NO_TURNS = "the server does not detect turns; send input_audio_buffer.commit at the end of a turn"
 INPUT_FIELDS: Mapping[str, Field] = {
     "format": Field(FORMAT),
     "transcription": Field(TRANSCRIPTION_FIELDS),

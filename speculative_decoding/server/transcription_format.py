@@ -35,7 +35,7 @@ SUBTITLES = {"srt": "application/x-subrip", "vtt": "text/vtt"}  # the media type
 FORMATS = ("json", "verbose_json", "text", *SUBTITLES)
 GRANULARITIES = ("word", "segment")
 NO_OPTION = Field(refused="is not a field of this API; leave it out")
-NO_SPEAKERS = Field(ListOf(Text()), refused="is not supported: speakers are not told apart")
+NO_SPEAKERS = Field(ListOf(Text()), refused="is not supported: speakers are not distinguished")
 FIELDS: Mapping[str, Field] = {
     "file": Field(File(), required="a recording"),
     "model": Field(),
@@ -51,7 +51,7 @@ FIELDS: Mapping[str, Field] = {
         ListOf(Text()),
         refused="is not supported: log-probabilities are only returned as averages, with response_format verbose_json",
     ),
-    "chunking_strategy": Field(refused="is not supported: windows follow the speech"),
+    "chunking_strategy": Field(refused="is not supported: the server chooses the windows"),
     "known_speaker_names": NO_SPEAKERS,
     "known_speaker_references": NO_SPEAKERS,
     # Options that have another name in this API, or with which a client could make the server read a file repeatedly

@@ -61,7 +61,7 @@ def text_translator(request: Request, *, with_documents: bool = False) -> Transl
     translator: Translator = request.app.state.translator
     translator.service.require_text()
     if with_documents and not has_subpackage("documents"):
-        raise ServerError(501, "translations require the folder documents, which this server lacks")
+        raise ServerError(501, "translations require the subpackage documents, which is not installed on this server")
     return translator
 
 

@@ -269,8 +269,8 @@ def test_logprobs_equal_the_sessions(client: openai.OpenAI, session: Session) ->
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [  # values that only the model's tokenizer can check
-    ({"prompt": "ab cd " * 150}, "prompt", "at most 200 here"),
-    ({"decoder_prefix": "ab cd " * 150}, "decoder_prefix", "at most 200 here"),
+    ({"prompt": "ab cd " * 150}, "prompt", "at most 200 on this server"),
+    ({"decoder_prefix": "ab cd " * 150}, "decoder_prefix", "at most 200 on this server"),
     ({"eos_token_ids": [99_999]}, "eos_token_ids", "between 0 and"),
 ]
 

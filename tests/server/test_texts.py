@@ -315,7 +315,8 @@ def test_a_failed_prompt_ends_its_text_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [("x\0", "q: contains a NUL character"), ("x" * 31, "q: has 31 tokens (at most 30 here)")]
+    ("line", "message"),
+    [("x\0", "q: contains a NUL character"), ("x" * 31, "q: has 31 tokens (at most 30 on this server)")],
 )
 def test_a_line_that_cannot_be_decoded_ends_its_text_and_is_named(line: str, message: str) -> None:
     world = World()

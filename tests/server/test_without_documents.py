@@ -19,7 +19,7 @@ from tests.support.together import Letters
 own = {"source": "en", "target": "de"}
 session = Session(tiny_model(), Letters(), options=GenerationOptions(drafter="none", max_tokens=2))
 with serving(session, prefixes={("en", "de"): ""}) as server, server.client() as client:
-    said = "translations require the folder documents, which this server lacks"
+    said = "translations require the subpackage documents, which is not installed on this server"
     refused = server.post("/translate", q="abc", **own)
     assert refused.status_code == 501 and refused.json()["error"] == said, refused.text
     refused = client.post("/translate_file", data=own, files={"file": ("a.txt", b"abc")})
