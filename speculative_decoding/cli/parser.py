@@ -160,12 +160,9 @@ def add_flags(
         elif name in lists:
             settings["nargs"] = "+"
         elif spec.flag.bare is not None:
-            # argparse takes the next word as the value, even if it is a prompt
-            hint = (
-                "; put a prompt before this flag, or use --prompt"
-                if "--prompt" in parser._option_string_actions
-                else ""
-            )
+            hint = ""
+            if "--prompt" in parser._option_string_actions:  # argparse takes the next word as the value
+                hint = "; put a prompt before this flag, or use --prompt"
             settings |= {"nargs": "?", "const": spec.flag.bare, "type": argument_type(value, hint)}
         own = flag(name, spec)
         names = [own, spec.flag.short] if spec.flag.short else [own]
