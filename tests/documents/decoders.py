@@ -1,4 +1,4 @@
-"""Decodes documents with a function in place of a model."""
+"""Decodes documents with a function instead of a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULES = Rules()
 
 
 def decode_with(piece: Piece, model: Model, rules: Rules = RULES) -> DecodedPiece:
-    """Decode a piece with a function of a prompt."""
+    """Decode a piece with a function that maps prompts to outputs."""
     steps = decode_piece(piece, rules)
     outputs: list[Output] | None = None
     while True:
@@ -26,11 +26,11 @@ def decode_with(piece: Piece, model: Model, rules: Rules = RULES) -> DecodedPiec
             outputs = [Output(model(prompt)) for prompt in steps.send(outputs)]
         except StopIteration as end:
             decoded = end.value
-            return DecodedPiece.from_json(decoded.as_json())  # as a journal keeps it
+            return DecodedPiece.from_json(decoded.as_json())  # as a journal stores it
 
 
 def written_with(parts: Iterable[Literal | Piece], model: Model, rules: Rules = RULES) -> str:
-    """Return the document that a function of a prompt makes of these parts."""
+    """Return the document that results from decoding these parts with a function."""
     renderer = Renderer()
     return "".join(
         renderer.add(part, decode_with(part, model, rules) if isinstance(part, Piece) else None) for part in parts

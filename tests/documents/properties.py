@@ -1,4 +1,4 @@
-"""The properties of every format, with functions in place of models. See `speculative_decoding.documents.tokens`."""
+"""Properties of every format, with functions instead of models. See `speculative_decoding.documents.tokens`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def surviving(text: str) -> set[int]:
 
 
 def require_properties(text: str, format: str = "text", **options: object) -> None:
-    """Check that parts joined are the document, and that only the letters of pieces change with the model."""
+    """Check that the joined parts are the document, and that a model changes only the letters of pieces."""
     parts = parts_in(text, format, **options)
     assert "".join(part.raw for part in parts) == text
     assert document_with(text, str, format, **options) == text
@@ -56,7 +56,7 @@ def require_properties(text: str, format: str = "text", **options: object) -> No
 
 
 def swapped_part(part: Literal | Piece) -> str:
-    """Return what the document has for a part if the model swaps cases: everything else is copied."""
+    """Return the expected text for a part if the model swaps cases: only letters of its text change."""
     if isinstance(part, Literal):
         return part.raw
     written, position, output = [], 0, swapped(part.text)

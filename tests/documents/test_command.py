@@ -1,4 +1,4 @@
-"""`document`: outputs as in Python, resuming, memories, exit statuses, and refusals before weights load."""
+"""`document` equals the Python API, resumes runs, writes memories, and refuses bad arguments before weights load."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_files_standard_input_and_pipes_give_what_python_gives(
     counts = [line.split(" pieces, ")[0] for line in said.splitlines() if " pieces, " in line]
     assert counts == sorted(counts) and {*counts} == {
         *"012345"
-    }  # progress shows before the first piece is complete, too
+    }  # progress is also shown before the first piece is complete
     assert (status, out) == (0, "") and "5 pieces of 2 documents; " in said
     assert sorted(os.listdir("out")) == ["a.txt", "b.txt"]
     assert [content("out/a.txt"), content("out/b.txt")] == wanted
@@ -91,7 +91,7 @@ def test_files_standard_input_and_pipes_give_what_python_gives(
 def test_an_interrupted_run_is_continued_with_the_same_bytes(
     document: Command, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also above temperature 0. What another run has written is never replaced."""
+    """This holds above temperature 0, too. Outputs of other runs are never replaced."""
     arguments = ("a.txt", "-o", "out.txt", "--prefix", PREFIX, *MODEL, "--temperature", "1", "--seed", "5")
     append = Journal.append
     appended: list[int] = []

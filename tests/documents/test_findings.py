@@ -1,4 +1,4 @@
-"""Loops and unusual lengths are found, ordinary outputs raise no alarm, and a report is short."""
+"""Loops and unusual lengths are found, ordinary outputs have no findings, and a report is short."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_outliers_are_named_by_line_and_ratio() -> None:
     assert list(ratios.outliers()) == [Finding(21, LENGTH, what.format("4")), Finding(22, LENGTH, what.format("0.3"))]
 
 
-def test_a_report_names_file_line_and_what_was_found_grouped_by_kind() -> None:
+def test_a_report_names_file_and_line_and_is_grouped_by_category() -> None:
     findings = [
         Finding(2, MARKUP, "{a}"),
         Finding(2, MARKUP, "{b}"),

@@ -1,4 +1,4 @@
-"""A file is read in the format of its suffix. Other formats are refused with the tool that converts them."""
+"""The suffix determines the format of a file. Other formats are refused, and the message names a converter."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ READ = {
     **{"-": "text", "/dev/fd/63": "text", ".hidden": "text", "page.md": "markdown", "a.b.HTML": "html"},
     **{"talk.SRT": "srt", "talk.de.vtt": "vtt", "data.ndjson": "jsonl", "folder.po/notes": "text"},
 }
-# The reader that each tool documents: pandoc --list-input-formats, ffmpeg -demuxers, the Translate Toolkit's converters
-# (docx, odt, rtf and epub are guards)
+# A tool that documents support for each: pandoc --list-input-formats, ffmpeg -demuxers, converters of the Translate
+# Toolkit. docx, odt, rtf and epub are guards
 CONVERTED = {
     **{"app.po": "po2txt", "app.pot": "po2txt", "app.xliff": "Translate Toolkit", "app.xlf": "Translate Toolkit"},
     **{"Main.strings": "Translate Toolkit", "app.properties": "Translate Toolkit", "strings.resx": "Translate Toolkit"},

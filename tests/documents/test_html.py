@@ -1,4 +1,4 @@
-"""HTML: the document comes back, only its text changes, and its tags are those that a browser's parser finds."""
+"""HTML documents are restored, only their text changes, and their tags are those of a browser's parser."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def texts_of(source: str) -> list[str]:
 
 
 def swapped(source: str) -> str:
-    """Return the document with the letters of its texts swapped, such as "a" for "A"."""
+    """Return the document with the case of the letters in its texts swapped."""
     return "".join(
         part.raw
         if isinstance(part, Literal)
@@ -66,7 +66,7 @@ def swapped(source: str) -> str:
 
 
 def tree(source: str, swap: bool = False) -> list[tuple[Any, ...]]:
-    """Return the tree that lexbor builds. swap: with the letters swapped of all texts outside of copied elements."""
+    """Return the tree of lexbor. swap: whether to swap the case of texts outside of copied elements."""
     parser = pytest.importorskip("selectolax.lexbor").LexborHTMLParser(source)
     found: list[tuple[Any, ...]] = []
     waiting = [(parser.root, 0, False)]
@@ -257,7 +257,7 @@ HOSTILE += [
 
 @pytest.mark.parametrize("repeated", HOSTILE)
 def test_each_character_is_read_a_few_times(repeated: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So hostile documents take linear time, without recursion."""
+    """Hostile documents take linear time, without recursion."""
     source = repeated * (100_000 if repeated in ("<b>", "<div>") else 5000)
     read = 0
 

@@ -1,4 +1,4 @@
-"""A run that is continued from its journal writes the same bytes, and decodes no finished piece again."""
+"""A run that continues from its journal writes the same bytes, and decodes no finished piece again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PIECES = [Piece([Text(text, text)], line) for line, text in enumerate(TEXTS, 1)]
 def run(
     path: Path, pieces: list[Piece] = PIECES, *, stop: int | None = None, force: bool = False, **changed: Any
 ) -> tuple[list[str], int]:
-    """Decode pieces with a journal; return the outputs, and how many were decoded. stop: interrupt after this piece."""
+    """Decode pieces with a journal. Returns the outputs and the number of decoded pieces. stop: the last piece."""
     outputs, count = [], 0
     with Log.open(path, LOG_FORMAT, SETTINGS | changed, force=force) as log:
         journal = Journal(log, force=force)

@@ -1,4 +1,4 @@
-"""A text is laid over as many lines as its source had: exactly, in order, and as well as possible."""
+"""A text is broken into as many lines as its source has, in order, and with the lowest cost."""
 
 from itertools import combinations, pairwise
 

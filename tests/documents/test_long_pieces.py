@@ -1,4 +1,4 @@
-"""A piece of any size is decoded in steps that do not take seconds, because a server's other clients wait for them."""
+"""Each step of a long piece takes less than seconds, because other clients of a server wait meanwhile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_long_piece_is_divided(format: str, text: str) -> None:
 
 
 def test_few_enclosed_texts_are_examined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each open tag encloses the rest of its piece, which took half a minute to examine."""
+    """Each open tag encloses the rest of its piece. This once took half a minute."""
     calls: list[str] = []
 
     def counted(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Markdown documents keep everything but the text of their paragraphs, headings and cells."""
+"""In Markdown documents, only the text of paragraphs, headings and cells changes."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def test_parts_are_the_document_and_know_their_lines(text: str) -> None:
     assert raw == text
 
 
-# What the tokens say, and what markdown-it-py says, in the same words
+# Our tokens and the events of markdown-it-py, in the same notation
 
 NAMES = {"*": "em", "_": "em", "**": "strong", "__": "strong", "~~": "s", "[": "link"}
 Said = list[tuple[str, str]]
 
 
 def joined(said: Iterable[tuple[str, str]]) -> Said:
-    """Join adjacent texts. How much white space code has is no matter of Markdown."""
+    """Join adjacent texts. The amount of white space in code is ignored."""
     found: Said = []
     for kind, text in said:
         if kind == "text" and found and found[-1][0] == "text":
@@ -148,7 +148,7 @@ def said_by_oracle(children: Iterable[Event]) -> Iterator[tuple[str, str]]:
 @EXAMPLES
 @given(DOCUMENTS)
 def test_inline_tokens_say_what_markdown_it_says(text: str) -> None:
-    assume("[ ] " not in text)  # a task's box
+    assume("[ ] " not in text)  # the checkbox of a task
     outline = Outline(text)
     contents = [
         (content.line, joined(said_by(Inline(content, outline.env).parts))) for content in outline.contents(text)

@@ -1,4 +1,4 @@
-"""Admonitions, tabs, callouts and formulas of Markdown's dialects keep their marks and their indentation."""
+"""Admonitions, tabs, callouts and formulas of Markdown's dialects keep their syntax and their indentation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from speculative_decoding.documents.pieces import Piece
 from tests.documents.decoders import document_with
 from tests.documents.properties import parts_in, require_properties
 
-# Documents, with «» around each text that the program shows as words, and nothing else
+# Documents with «» around exactly those texts that the program displays
 TITLES = {
     "MkDocs: a title": '!!! note "«Be careful»"\n    «The value is returned.»\n',
     "MkDocs: no title": "!!! warning\n    «This is deprecated.\n    It goes.»\n",

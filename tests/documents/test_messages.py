@@ -1,4 +1,4 @@
-"""ICU messages: what is decoded of them is what ICU shows as text, and their syntax stays."""
+"""In ICU messages, exactly the text that ICU displays is decoded, and the syntax is copied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speculative_decoding.documents.pieces import Piece
 from tests.documents.decoders import document_with
 from tests.documents.properties import parts_in, require_properties
 
-# Each message, and its texts as MessagePattern of ICU 72.1 (PyICU 2.17) finds them
+# Message -> its texts according to MessagePattern of ICU 72.1 (PyICU 2.17)
 RECORDED: list[tuple[str, list[str]]] = json.loads((Path(__file__).parent / "icu_messages.json").read_text("utf-8"))
 MESSAGES = [message for message, _ in RECORDED]
 # ICU refuses the last four; the others have no arguments with branches
@@ -28,7 +28,7 @@ OTHERS = [
 
 
 def texts_of(message: str) -> list[str]:
-    """Return the texts between the syntax of a message."""
+    """Return the texts of a message without its syntax."""
     found = [""]
     for part in message_parts(message):
         if part.type == SYNTAX:
@@ -39,7 +39,7 @@ def texts_of(message: str) -> list[str]:
 
 
 def syntax_of(message: str) -> list[str]:
-    """Return the syntax of a message, and its arguments."""
+    """Return the syntax and the arguments of a message."""
     return [message[part.start : part.end] for part in message_parts(message) if part.type in (SYNTAX, ARGUMENT)]
 
 
@@ -55,7 +55,7 @@ def test_other_texts_are_no_messages(text: str) -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_a_message_obeys_the_laws_of_documents(message: str) -> None:
+def test_a_message_has_the_properties_of_documents(message: str) -> None:
     require_properties(message.replace("\n", " ") + "\n")
     require_properties(json.dumps({"text": message}) + "\n", "jsonl")
 
@@ -75,7 +75,7 @@ def test_syntax_survives_whatever_a_model_does(message: str, model: Callable[[st
     assert syntax_of(written) == syntax_of(message)
 
 
-# ICU shows "{g, select, other {" + the second + "}}" as the first
+# Displayed text -> the branch that ICU displays as this text
 WRITTEN = [
     ("it's", "it's"),
     ("l'", "l''"),
@@ -111,7 +111,7 @@ def test_a_message_with_thousands_of_tags_takes_linear_time() -> None:
     assert arguments == ["#", *["<a href='x={url}'>"] * 20_000]
 
 
-TAGS = [  # a tag is one argument, if all of it is text and arguments
+TAGS = [  # a tag is a single argument if it consists of text and arguments
     ("<a href={url}>page</a>", ["<a href={url}>"]),
     ("go <a b={x}{y}>on</a> <i>{z}</i>.", ["<a b={x}{y}>", "{z}"]),
     ("<a x={n, plural, other {b}}>", []),

@@ -1,4 +1,4 @@
-"""Outputs appear whole or not at all, in bounded memory, and a killed run continues with the same bytes."""
+"""Outputs are written atomically and in bounded memory, and a killed run continues with the same bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RULES = Rules()
 
 
 class SwappingPrompts:
-    """A scheduler of prompts with `str.swapcase` for a model, which decodes them at once."""
+    """A scheduler of prompts that decodes them immediately with `str.swapcase`."""
 
     wants_more = is_idle = True
     running = waiting = 0
@@ -63,7 +63,7 @@ def swapping_decoder(run: Run, prompts: SwappingPrompts) -> DocumentDecoder:
 
 
 def decode(folder: Path, *, force: bool = False, stop: int | None = None) -> int:
-    """Decode the files in a folder into its folder "out"; return how many pieces were decoded. stop: Ctrl-C after."""
+    """Decode the files of a folder to "out". Returns the number of decoded pieces. stop: pieces before Ctrl-C."""
     places = Destinations([str(folder / name) for name in FILES], str(folder / "out"))
     options = DocumentOptions(unit="line")
     documents = [document_of(*each, options) for each in zip(places.files, places.outputs, strict=True)]
@@ -129,7 +129,7 @@ def test_after_a_kill_at_any_moment_the_next_run_gives_the_same_bytes_and_cleans
     counts = []
     for state in states.paths:
         for name, content in (outputs(state) if (state / "out").exists() else {}).items():
-            assert SWAPPED.get(name, content) == content  # there are no halves
+            assert SWAPPED.get(name, content) == content  # no output is partial
         finished = len(outputs(state)) == len(SWAPPED)
         counts.append(0 if finished and outputs(state) == SWAPPED else decode(state))
         assert outputs(state) == SWAPPED
@@ -164,7 +164,7 @@ def test_existing_outputs_are_kept_without_force(folder: Path) -> None:
 
 @pytest.mark.parametrize("clock", [-(10**8), 0, 5, 10**8])
 def test_an_output_that_was_edited_after_an_interruption_is_not_replaced(folder: Path, clock: int) -> None:
-    """Whatever the clocks say. clock: seconds by which the journal seems to be newer."""
+    """This does not depend on file times. clock: seconds by which the journal seems to be newer."""
     edited = folder / "out" / "a.txt"
     with pytest.raises(KeyboardInterrupt):
         decode(folder, stop=5)
@@ -198,7 +198,7 @@ def test_a_link_is_written_through(folder: Path) -> None:
 
 
 def test_memory_does_not_grow_with_a_text(folder: Path, tmp_path: Path) -> None:
-    decode(folder)  # imports what it needs
+    decode(folder)  # imports all modules
     lines = {"a.txt": "1" * 2000 + "\n", "b.jsonl": f'{{"id": "{"x" * 2000}", "text": "{"1" * 400}"}}\n'}
     words = {"a.txt": "A word\n", "b.jsonl": '{"text": "a word"}\n'}
     names = [str(tmp_path / name) for name in lines]

@@ -1,4 +1,4 @@
-"""Blocks are divided into pieces without losing a character, and written again with all of their markup."""
+"""Blocks are divided into pieces without losing a character, and rendered with all of their markup."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ WORDS = st.sampled_from(["one ", "two", " three", ". ", "four", "? ", "five, ", 
 
 @st.composite
 def blocks(draw: st.DrawFn) -> Block:
-    """Tokens of every kind, with markup that nests, or lacks one of its ends."""
+    """Tokens of every type, with markup that nests or lacks one of its ends."""
     tokens: list[Token] = []
     opened: list[int] = []
     for number in range(draw(st.integers(1, 25))):
-        kind = draw(st.sampled_from("ttttobckpe"))
-        if kind == "t":
+        letter = draw(st.sampled_from("ttttobckpe"))
+        if letter == "t":
             text = draw(WORDS)
             tokens.append(Text(text, text))
-        elif kind == "o":
+        elif letter == "o":
             tokens.append(Open(f"<{number}>", number, is_link=draw(st.booleans())))
             opened.append(number)
-        elif kind == "c" and (opened or draw(st.booleans())):
+        elif letter == "c" and (opened or draw(st.booleans())):
             closed = opened.pop() if opened else 1000 + number
             tokens.append(Close(f"</{closed}>", closed))
-        elif kind == "b":
+        elif letter == "b":
             tokens += [Text("begin", "begin"), Break("\n  > "), Text("end", "end")]
-        elif kind == "k":
+        elif letter == "k":
             tokens.append(Kept("kept", "`kept`"))
-        elif kind == "p":
+        elif letter == "p":
             tokens.append(Point("<img>"))
-        elif kind == "e":
+        elif letter == "e":
             tokens.append(Text("&", "&amp;"))
     return Block(tokens, 1, lambda text: text.replace("&", "&amp;"))
 
@@ -189,7 +189,7 @@ def test_everything_that_must_survive_does_whatever_a_model_does(
 
 
 def test_a_part_around_something_lost_has_the_rest_of_it_whole() -> None:
-    """Also what is kept at its start, and the space behind it."""
+    """This includes a kept text at its start, and the space after it."""
     code, path = Kept("--prefix", "`--prefix`"), Kept("/path", "`/path`")
     (piece,) = pieces_of(block_of(code, " is not part of ", path, " either."), "sentence", "en")
     assert written_with([piece], lambda text: text.swapcase().replace("--PREFIX", "--prefix")) == (
@@ -263,7 +263,7 @@ def escaped(text: str) -> str:
 
 
 SPELLED = [
-    ("R&D, A < b", "D&D, C < b", "D&D, C < b"),  # as the source has it
+    ("R&D, A < b", "D&D, C < b", "D&D, C < b"),  # bare, as in the source
     ("A < b here", "Ici a <b", "Ici a &lt;b"),  # it would be a tag
     ("Cats & dogs", "Dogs &copy", "Dogs &amp;copy"),
     ("one", "a & b", "a &amp; b"),
@@ -283,7 +283,7 @@ def test_references_are_written_again_in_their_order() -> None:
     assert written_with(parts, lambda _: "é é é") == "&eacute; &eacute; &eacute;"
 
 
-# "|" is a point. The places are what the rule says: never within a word, and after the nearest one
+# "|" is a point. It is placed after the nearest word, and never within a word
 POINTS = [
     (
         "Note:| the value of the property",
@@ -320,7 +320,7 @@ NO_LANGUAGE = [
     ("E = mc\u00b2", []),
     ("\u2211 x\u1d62 \u2248 \u221an", []),
     ("Ab1Cd2Ef3Gh4Ij5Kl6 Mn7Op8Qr9St0Uv1", []),
-    # Guards: all of these read as language
+    # Guards: all of these are natural language
     ("Donaudampfschifffahrtsgesellschaftskapitaensmuetze", ["Donaudampfschifffahrtsgesellschaftskapitaensmuetze"]),
     (
         "See https://example.org/a/very/long/address for more.",
@@ -344,7 +344,7 @@ def test_what_is_no_language_is_copied_and_listed(text: str, decoded: list[str])
     assert raw_of(parts) == text
 
 
-# The references and escapes of a document, whether the sentence is decoded around them, and what is listed as lost
+# References and escapes of a document, whether the sentence is decoded around them, and what is listed as lost
 REFERENCES = [
     ("\u00a9", "&copy;", True),
     ("<", "&lt;", True),
@@ -366,8 +366,8 @@ def test_references_survive_or_are_listed(text: str, raw: str, survives: bool) -
     (piece,) = pieces_of(block_of("Write this ", Text(text, raw), " sign here."), "sentence", "en")
     assert isinstance(piece, Piece)
     decoded = decode_with(piece, lambda prompt: prompt.replace(text, "").upper())
-    kinds = [(each.kind, each.what) for each in decoded.findings]
-    assert kinds == ([("parts", piece.text)] if survives else [("lost", raw)])
+    findings = [(each.kind, each.what) for each in decoded.findings]
+    assert findings == ([("parts", piece.text)] if survives else [("lost", raw)])
     assert (raw in written_with([piece], lambda prompt: prompt.replace(text, "").upper())) == survives
 
 

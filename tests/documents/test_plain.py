@@ -1,4 +1,4 @@
-"""Plain text: as many lines out as in, with every byte that is not decoded."""
+"""Plain text keeps its number of lines and every byte that is not decoded."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_paragraph_without_end_is_divided() -> None:
     assert [block.line for block in blocks] == [1, MAX_LINES + 1, 2 * MAX_LINES + 1]
 
 
-# A line and its cells. What `expand` or a spreadsheet shows as columns is divided, whatever is between the columns
+# Line -> its cells. Columns as displayed by `expand` or a spreadsheet are divided at any separator
 ROWS = {
     "Name\tDescription\tType": ["Name", "Description", "Type"],
     "value\tThe value of the property.\tstring": ["value", "The value of the property.", "string"],
@@ -87,7 +87,7 @@ ROWS = {
 def test_columns_stay_columns(line: str, cells: list[str]) -> None:
     line = line.removeprefix("guard: ")
     assert [part.text for part in parts_in(line) if isinstance(part, Piece)] == cells
-    for options in WAYS if "\t" in line or "   " in line else WAYS[:2]:  # where lines are joined, two spaces are one
+    for options in WAYS if "\t" in line or "   " in line else WAYS[:2]:  # in joined lines, two spaces end no cell
         written = document_with(line + "\r\n", lambda text: "ab " * len(text.split()), **options)
         assert re.findall(r"\s{2,}|\t", written) == re.findall(r"\s{2,}|\t", line + "\r\n")
 

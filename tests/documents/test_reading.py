@@ -1,4 +1,4 @@
-"""Documents of any encoding: what is read can be written back byte for byte, and is checked first."""
+"""Documents in any encoding are validated, and can be written back byte for byte."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_any_text_is_read_and_written_back(encoding: str, text: str) -> None:
 
 @pytest.mark.parametrize("encoding", UNICODE)
 def test_files_pipes_and_streams_have_the_same_lines(encoding: str, tmp_path: Path) -> None:
-    content = UNICODE[encoding] + TEXT.encode(encoding.strip()) * 2000  # more than one block, with any border
+    content = UNICODE[encoding] + TEXT.encode(encoding.strip()) * 2000  # longer than one block, with any border
     path = tmp_path / "notes.md"
     path.write_bytes(content)
     start, end = os.pipe()
@@ -131,7 +131,7 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
 
 
 class Endless(io.RawIOBase):
-    """A pipe without end."""
+    """An endless pipe."""
 
     def readable(self) -> bool:
         return True

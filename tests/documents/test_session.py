@@ -1,4 +1,4 @@
-"""Documents in Python: every piece as it decodes alone, all of them together, in order."""
+"""`Session.document` decodes pieces in batches and in order, with the same outputs as without batches."""
 
 from __future__ import annotations
 

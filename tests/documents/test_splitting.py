@@ -1,4 +1,4 @@
-"""Sentences, lines, and parts that fit: spans that leave only white space out."""
+"""Spans of sentences, lines, and parts that fit leave only white space out."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_sentences_are_found(language: str, sentences: list[str]) -> None:
 
 
 def test_long_texts_have_the_sentences_of_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """sentencex gets few characters at a time, and each character at most three times."""
+    """sentencex receives few characters at a time, and each character at most three times."""
     given, segment = [], sentencex.segment
 
     def counting(language: str, text: str) -> list[str]:

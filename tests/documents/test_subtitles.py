@@ -1,4 +1,4 @@
-"""Subtitles keep their cues, numbers, times and styling, whatever a model makes of their sentences."""
+"""Subtitles keep their cues, numbers, times and styling with any model outputs."""
 
 from __future__ import annotations
 
@@ -209,10 +209,10 @@ def test_a_block_is_a_run_of_cues_up_to_a_sentence_a_pause_or_a_speaker(document
     assert blocks(document, None) == expected
 
 
-# Lines of times that other programs read or write, and the first time in seconds
+# Timing lines that other programs read or write -> the first time in seconds
 CLOCKS = {
     "-00:00:01,500 --> 00:00:03,000": -1.5,  # shifted before 0
-    "0-1:59:58,500 --> 0-1:59:59,000": -1.5,  # the same, each field on its own
+    "0-1:59:58,500 --> 0-1:59:59,000": -1.5,  # the same, with a sign in each field
     "00:00:-1,500 --> 00:00:00,500": -0.5,  # FFmpeg reads each field with %d
     "-0:00:02.000 --> -0:00:01.000": -2.0,
     "guard: 00:00:01,5 --> 00:00:02,25": 1.5,
@@ -255,7 +255,7 @@ def test_the_number_of_a_cue_is_not_text(number: str) -> None:
     assert blocks(text) == ["I went home."]
 
 
-# Lines with an arrow or a clock that are no times, or not only times
+# Malformed timing lines, which have an arrow or a clock
 UNKNOWN = [
     *("00:00:01,000 00:00:02,000", "00:00:01,000,00:00:02,000", "-00:00:01,500 ==> later", "00:00:01,000 -->"),
     "soon --> later",
@@ -278,7 +278,7 @@ def test_a_line_of_times_that_is_not_understood_is_copied_and_listed(line: str, 
 
 
 def cues(*texts: str) -> tuple[str, str]:
-    """Return captions as SRT and as VTT, without a pause between them."""
+    """Return captions as SRT and VTT, without pauses."""
     text = row(*texts)
     return text, VTT + re.sub(r",(\d{3})", r".\1", text)
 

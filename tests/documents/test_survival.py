@@ -1,4 +1,4 @@
-"""What must survive is found in a source, counted in its output, and only what is gone is listed."""
+"""Parts that must survive are found in a source and counted in its output, and only lost parts are reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speculative_decoding.documents.code_patterns import CODE_PATTERNS
 from speculative_decoding.documents.survival import Terms, is_within_word, lost, lost_numbers, must_survive
 
 TERMS = frozenset({"Firefox", "Firefox Nightly", "C++", ".NET", "東京", "a b", "b c d", "5 GB"})
-# Runs that stay whole, from the documentation of the programs that write them. OLD are guards: they stayed before, too
+# Runs that must survive whole, from the documentation of the programs that write them. OLD are guards
 OLD = {
     "printf": ["%s", "%1$s", "%-5.2f", "%(name)s", "%%", "%dpx", "%@"],
     "variable": ["%PATH%", "$HOME"],
@@ -78,8 +78,8 @@ NEW = {
     "symbol": ["©", "®", "™", "→", "✓", "👍🏽", "👨‍👩‍👧", "☎️"],
 }
 NEW["identifier"].append("123e4567-e89b-12d3-a456-426614174000")
-KEPT = {kind: [*OLD.get(kind, []), *NEW.get(kind, [])] for kind in [*OLD, *NEW]}
-SIGNS = {  # of a run of words only its sign stays
+KEPT = {name: [*OLD.get(name, []), *NEW.get(name, [])] for name in [*OLD, *NEW]}
+SIGNS = {  # only the sign must survive, not the word
     "Save &As": ["&"],
     "_Open": ["_"],
     "~Delete it": ["~"],
@@ -152,13 +152,13 @@ def found(text: str, terms: frozenset[str] = frozenset()) -> list[str]:
 
 
 @pytest.mark.parametrize("template", ["{}", "See {}, please.", "({})", "Zur „{}“-Seite", "Das „{}“!", "見る {} 。"])
-@pytest.mark.parametrize("kind", KEPT)
-def test_each_kind_is_found_in_text(kind: str, template: str) -> None:
-    for each in KEPT[kind]:
+@pytest.mark.parametrize("name", KEPT)
+def test_matches_of_each_pattern_are_found_in_text(name: str, template: str) -> None:
+    for each in KEPT[name]:
         assert found(template.replace("{}", each)) == [each]
 
 
-def test_every_kind_has_an_example() -> None:
+def test_every_pattern_has_an_example() -> None:
     assert KEPT.keys() | {"mnemonic"} == CODE_PATTERNS.keys()
 
 
@@ -331,7 +331,7 @@ def test_thousands_of_terms_cost_little() -> None:
 @settings(max_examples=200, derandomize=True, deadline=None, database=None)
 @given(st.lists(st.text("ab .京", max_size=6), max_size=8), st.text("aab  .京", max_size=30))
 def test_terms_are_those_of_a_search_at_each_place(terms: list[str], text: str) -> None:
-    """A guard: the longest ones of all that are whole words, whatever they have in common."""
+    """A guard: the longest terms that are whole words are found."""
     stripped = {term.strip() for term in terms} - {""}
     borders = [at for at in range(len(text) + 1) if not is_within_word(text, at)]
     all_spans = [(start, end) for start in borders for end in borders if start < end and text[start:end] in stripped]

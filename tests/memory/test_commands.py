@@ -1,4 +1,4 @@
-"""--memory in the commands: jobs against their last version, refusals before weights load, and the server."""
+"""--memory in the commands: jobs with an earlier version, refusals before weights load, and the server."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 def test_a_changed_document_is_decoded_against_its_last_version(
     flags: list[str], command: Command, tmp_path: Path
 ) -> None:
-    """With the same records as without a memory, and in fewer passes."""
+    """The records are the same as without a memory, with fewer target calls."""
     start = "" if flags else PREFIX
     old, new = tmp_path / "old.txt", tmp_path / "new.txt"
     old.write_text("\n".join([*(start + line for line in LINES), "", "x " * 2000]))
@@ -204,7 +204,7 @@ def test_the_console_strips_its_current_prefix(monkeypatch: pytest.MonkeyPatch, 
 
 @needs_subpackage("server")
 def test_clients_never_see_the_text_of_a_memory_and_cannot_name_one(new_session: Callable[..., Session]) -> None:
-    """Rejected drafts of a memory are counted, but not sent."""
+    """Rejected drafts from a memory are counted but not sent."""
     from speculative_decoding.server.limits import Limits
     from tests.support.serving import events, serving
 
@@ -220,7 +220,7 @@ def test_clients_never_see_the_text_of_a_memory_and_cannot_name_one(new_session:
         refused = server.post(prompt=prompt, memory="/etc/passwd")
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
     assert last["usage"]["drafted_tokens"] > last["usage"]["accepted_tokens"] > 0
-    assert not any(last["usage"]["completion_tokens_details"].values())  # they count the client's own text
+    assert not any(last["usage"]["completion_tokens_details"].values())  # they count only text of the client
     assert not any(chunk["choices"][0]["round"]["rejected"] for chunk in chunks)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "memory"
 

@@ -1,4 +1,4 @@
-"""Pairs in files of tab-separated columns and in records of jobs. Lines without a pair are named."""
+"""Pairs are read from tab-separated columns and job records. A note names the lines without a pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session with a memory: the memory changes the speed, and never a token."""
+"""A memory changes the speed of a session, but never a token."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_earlier_version_saves_passes(new_session: Callable[..., Session], ou
 def test_a_memory_changes_no_token(
     drafter: str, options: dict[str, Any], new_session: Callable[..., Session], outputs: dict[str, str]
 ) -> None:
-    """Whether its targets are right, belong to another prompt, or are in another script."""
+    """This holds for correct targets, targets of other prompts, and targets in another script."""
     sources = [*outputs]
     memory = TranslationMemory.from_pairs(
         [
@@ -112,7 +112,7 @@ def test_rounds_name_the_memory_and_a_given_text_comes_first(
 
     def decode(**options: Any) -> list[Round]:
         rounds: list[Round] = []
-        session = new_session(memory=memory, prompt_prefixes=[PREFIX])  # which has not learned from earlier requests
+        session = new_session(memory=memory, prompt_prefixes=[PREFIX])  # without drafts from earlier requests
         session.generate(PREFIX + source, max_tokens=60, drafter="text", on_round=rounds.append, **options)
         return rounds
 

@@ -1,4 +1,4 @@
-"""TMX files as translation programs write them, and files that are damaged or hostile."""
+"""TMX files of translation programs are read, and damaged or hostile files are refused."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_a_hostile_file_ends_in_one_line_within_bounded_time_and_memory(name: st
 
 
 def test_a_large_file_is_read_in_bounded_memory(tmp_path: Path) -> None:
-    """The pairs are consumed as they are read."""
+    """The pairs are consumed during reading."""
     unit = '<tu><tuv xml:lang="en"><seg>A source</seg></tuv><tuv xml:lang="de"><seg>Ein Ziel</seg></tuv></tu>\n'
     path = written(tmp_path, f'<tmx version="1.4"><header srclang="en"/><body>{unit * 20_000}</body></tmx>')
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""TMX files that are written: read again, they have the pairs, and they appear whole or not at all."""
+"""Written TMX files contain the same pairs when they are read, and are written atomically."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def written(path: Path, pairs: list[tuple[str, str]], source: str = "en", target
 
 
 def readable(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The pairs, without characters that XML cannot have, and with white space collapsed."""
+    """Return the pairs without characters that are invalid in XML, and with collapsed white space."""
     found = [(" ".join(NOT_XML.sub(" ", one).split()), " ".join(NOT_XML.sub(" ", two).split())) for one, two in pairs]
     return [pair for pair in found if all(pair)]
 

@@ -23,7 +23,7 @@ TWO_THIRDS = pytest.approx(2 / 3)
 
 
 def oracle(query: str, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, str]]:
-    """Compare a query with all sources. Equal sources come first, then similar ones; the latest of these first."""
+    """Compare a query with all sources. Equal sources come first, then similar ones, and later ones before earlier."""
     words = words_of(query)
     found = []
     for number, (source, target) in enumerate(pairs):
@@ -46,7 +46,7 @@ def changed(text: str, rng: random.Random, others: Sequence[str], share: float =
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:
-    """Sentences of the repository's data and variations of them."""
+    """Sentences of the repository's data, and variations of these sentences."""
     rng = random.Random(seed)
     lines = [
         line for path in sorted((ROOT / "data").glob("*.txt")) for line in path.read_text().splitlines() if line.strip()
@@ -209,10 +209,10 @@ def test_searches_in_several_threads_find_the_same() -> None:
 
 @pytest.mark.slow
 def test_a_search_among_a_million_near_duplicates_is_fast_and_lets_other_threads_run() -> None:
-    """Times are those of this thread, because other programs may use the processor. Of five tries, the best counts.
+    """CPU times of this thread are measured, because other programs may be running. The best of five tries counts.
 
-    A second thread measures how long this thread computed between two of its own turns: this thread held the GIL at
-    most so long.
+    A second thread measures the CPU time of this thread between two of its own turns. This is an upper bound of the
+    time for which this thread held the GIL.
     """
     count = 1_000_000
     memory = TranslationMemory((f"Item {i} of the list is ready in the window {i % 9}.", f"{i}") for i in range(count))
