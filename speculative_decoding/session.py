@@ -46,7 +46,7 @@ from .sampling.values import Int, Number
 from .subpackages import require_subpackage
 
 if TYPE_CHECKING:
-    from .documents.keywords import DocumentKeywords
+    from .documents.options import DocumentKeywords
     from .documents.results import DecodedDocument, DocumentPart
     from .drafters.draft_model import DraftModel, DraftVocabulary
     from .drafters.draft_text import DraftText

@@ -589,7 +589,7 @@ documents/places.py: markup may cross | documents/test_pieces.py
 documents/pieces.py: markup that encloses a sentence is searched for in the output | documents/test_pieces.py
 - if closing == end - 1:
 + if closing == -1:
-documents/spelling.py: a bare "<" is written again wherever it comes to stand | documents/test_pieces.py
+documents/rendering.py: a bare "<" is written again wherever it comes to stand | documents/test_pieces.py
 - is_same = raw != match[0] or before == run[position : position + 1].casefold()
 + is_same = True
 documents/rendering.py: lines that an output has no words for are left out | documents/test_plain.py

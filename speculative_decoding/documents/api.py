@@ -15,9 +15,8 @@ from ..sampling.values import ListOf, Text
 from ..session import Session
 from .decoder import DocumentDecoder
 from .decoding import Rules
-from .keywords import DocumentKeywords
-from .lengths import DocumentFindings
-from .options import DocumentOptions
+from .options import DocumentKeywords, DocumentOptions
+from .output_checks import DocumentFindings
 from .pieces import Piece, parts_of
 from .rendering import Renderer
 from .results import DecodedDocument, DocumentPart

@@ -37,11 +37,10 @@ from ..subpackages import require_subpackage
 from .api import rules_for
 from .decoder import DocumentDecoder, require_usable
 from .decoding import Rules, Steps, decode_piece
-from .destinations import STANDARD, Destinations
 from .findings import FAILED, report
 from .journal import LOG_FORMAT, Journal
 from .options import DocumentOptions
-from .output import END, Document, write_documents
+from .output import END, STANDARD, Destinations, Document, write_documents
 from .pieces import Piece, parts_of
 from .reading import DocumentFile
 from .splitting import effective_unit, source_language

@@ -19,8 +19,8 @@ from ..sampling.options import option_specs
 from ..sampling.random import row_seed
 from ..session import Session
 from .decoding import Rules, Steps, decode_piece
-from .outputs import DecodedPiece
 from .pieces import Piece
+from .results import DecodedPiece
 from .tokens import Literal
 
 WINDOW_CHARACTERS = 1 << 22  # characters of the parts that may wait for an earlier part

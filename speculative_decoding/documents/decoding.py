@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from ..rows.parts import Output
 from .findings import CUT, FAILED, LOOP, LOST, MARKUP, PARTS, SHOWN, SPLIT, Finding
 from .fragile import fragile_parts, lost_characters, lost_parts, spans_around
-from .loops import loop_in
-from .outputs import DecodedPiece, DecodedText
+from .output_checks import loop_in
 from .pieces import Piece, around_tokens, divide
 from .places import enclosed_texts, find_places
+from .results import DecodedPiece, DecodedText
 from .splitting import Span, fitting_spans
 from .survival import lost_numbers, lost_signs
 

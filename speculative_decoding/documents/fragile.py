@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from . import survival
-from .outputs import DecodedPiece
 from .pieces import Piece, divide
+from .results import DecodedPiece
 from .splitting import Span, fitting_spans, needs_decoding, overlaps
 from .tokens import Text, Token
 

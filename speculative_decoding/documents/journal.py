@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 
 from ..runs.log import Log, LogFormat, parse_line
-from .outputs import DecodedPiece
 from .pieces import Piece
+from .results import DecodedPiece
 
 LOG_FORMAT = LogFormat("output", version=2)
 

@@ -1,4 +1,4 @@
-"""Options for reading and dividing a document. Each field is also a flag of `document`."""
+"""Options for reading and dividing a document, which are also flags of `document`, and keyword arguments in Python."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated as A
 
 from ..errors import InputError, Message
+from ..sampling.keywords import OptionKeywords
 from ..sampling.options import validate
 from ..sampling.values import BASIC, Bool, Flag, Int, ListOf, Text, specs_of
 from .formats import FORMATS
@@ -46,3 +47,15 @@ class DocumentOptions:
             raise InputError(
                 Message("has no effect with {format} {value}", value=self.format), "fields", "leave it out"
             )
+
+
+class DocumentKeywords(OptionKeywords, total=False):
+    """The keyword arguments of `document`, for `**options: Unpack[...]` (PEP 692)."""
+
+    prefix: str
+    keep: Sequence[str]
+    slots: int | None
+    format: str | None
+    unit: str
+    unwrap: bool
+    fields: Sequence[str]

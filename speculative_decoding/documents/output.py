@@ -1,4 +1,4 @@
-"""Writes the decoded parts of several documents, which arrive as one stream, to files or standard output.
+"""Writes the outputs of a run over documents: chooses their files, and writes the decoded parts of all documents.
 
 A file is replaced atomically: parts are written to a temporary file in the same folder, which is renamed when the
 document is complete.
@@ -7,29 +7,129 @@ document is complete.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-from ..errors import InputError
-from ..runs.places import new_file
+from ..cli.flags import check_files
+from ..errors import InputError, Name, writing
+from ..runs.places import NamedFile, folded, new_file, not_replaced, require_folder, require_writable
+from ..sampling.options import is_address
 from .decoder import Decoded
 from .findings import Finding
 from .formats import FORMATS
-from .lengths import DocumentFindings
 from .options import DocumentOptions
-from .outputs import DecodedPiece
+from .output_checks import DocumentFindings
 from .pieces import Piece
 from .reading import DocumentFile
 from .rendering import Renderer
+from .results import DecodedPiece
 from .tokens import Literal
 
+STANDARD = "-"  # standard input, or standard output
 END = Literal("")  # marks the end of each document in a stream of parts
 WAY_OUT = "free some space, or name another output"
 
 Write = Callable[[bytes], None]
+
+
+@dataclass(frozen=True)
+class Destinations:
+    """The files that a run writes.
+
+    Args:
+        files: The documents; - is standard input.
+        output: The name of a file or folder; None or - is standard output.
+        memory: The translation memory to write, or None.
+
+    Raises:
+        InputError: The documents cannot be written to this output, such as several documents to one file.
+    """
+
+    files: Sequence[str]
+    output: str | None
+    memory: Path | None = None
+
+    def __post_init__(self) -> None:
+        if is_address(self.output):
+            raise InputError(f"{self.output} is an address", "output", "name a file or a folder")
+        count = len(self.files)
+        if self.output in (None, STANDARD):
+            if count > 1:
+                raise InputError(f"several documents need a folder (got {count})", "output", "name one")
+        elif self._is_folder and STANDARD in self.files:
+            raise InputError("standard input has no name for a file in a folder", "output", "name a file")
+        names = [folded(Path(name).name) for name in self.files]
+        if twice := next((Path(name).name for name in self.files if names.count(folded(Path(name).name)) > 1), None):
+            raise InputError(f"two documents are named {twice}", "files", "decode them one by one")
+
+    @cached_property
+    def outputs(self) -> list[Path | None]:
+        """The file for each document; None is standard output."""
+        if self.output in (None, STANDARD):
+            return [None]
+        assert self.output is not None
+        return [Path(self.output, Path(name).name) if self._is_folder else Path(self.output) for name in self.files]
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder to create if needed."""
+        return Path(self.output) if self.output is not None and self._is_folder else None
+
+    @property
+    def journal(self) -> Path | None:
+        first = self.outputs[0]
+        if first is None:
+            return None
+        return first.with_name(".documents.journal" if len(self.files) > 1 else f"{first.name}.journal")
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the outputs, relative to the journal's folder, and the path of the memory."""
+        names = [path.name for path in self.outputs if path is not None]
+        return names if self.memory is None else [*names, str(self.memory)]
+
+    @property
+    def _is_folder(self) -> bool:
+        output = self.output or ""
+        return len(self.files) > 1 or output.endswith("/") or Path(output).is_dir()
+
+    def check(self, given: Mapping[str, Any], read: Sequence[NamedFile]) -> None:
+        """Raise `InputError` if a file cannot be written, or is also given for another purpose.
+
+        given, read: see `check_files`.
+        """
+        if self.folder is not None:
+            require_folder(self.folder, "output")
+        for name, path in self._written:
+            # A missing folder is created, but not its parent folder
+            is_created = path.parent == self.folder and not self.folder.exists()
+            require_writable(path.parent if is_created else path, name)
+        inputs = [NamedFile("files", name) for name in self.files if name != STANDARD]
+        written = [NamedFile(name, path) for name, path in self._written]
+        if self.journal is not None:
+            written.append(NamedFile("output", self.journal, "'s journal"))
+        check_files(given, [*inputs, *read], written)
+
+    def make_folder(self) -> None:
+        if self.folder is not None:
+            with writing(Name("output"), self.folder):
+                self.folder.mkdir(exist_ok=True)
+
+    def require_new(self) -> None:
+        """Raise `InputError` if a file already exists."""
+        for name, path in self._written:
+            if path.exists():
+                raise not_replaced(path, "already exists", name)
+
+    @property
+    def _written(self) -> list[tuple[str, Path]]:
+        files = [("output", path) for path in self.outputs if path is not None]
+        return files if self.memory is None else [*files, ("write_memory", self.memory)]
 
 
 @dataclass

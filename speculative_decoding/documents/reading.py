@@ -1,9 +1,13 @@
-"""Opens documents: determines their format and encoding, and reads their lines with line ends."""
+"""Opens documents: determines their format and encoding, and reads their lines with line ends.
+
+The declared encoding of HTML follows the WHATWG Encoding and HTML standards, simplified.
+"""
 
 from __future__ import annotations
 
+import codecs
 import os
-from codecs import BOM_UTF8
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from io import TextIOWrapper
@@ -14,15 +18,30 @@ from typing import IO, Self
 from ..checkpoints.files import open_text
 from ..checkpoints.text import ENCODINGS, WAY_OUT, require_no_nul
 from ..errors import InputError, Message
-from .charset import HEAD, declared_encoding
 from .formats import FORMATS, format_of
 from .options import DocumentOptions
 from .tokens import line_ends
 
 MAX_LINE = 1 << 24  # characters of a line in formats that are read line by line
-BYTE_ORDER_MARKS = {BOM_UTF8: "utf-8", **ENCODINGS}
+BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", **ENCODINGS}
 UNICODE = BYTE_ORDER_MARKS.values()
 CHUNK_BYTES = 1 << 20  # read from a pipe at a time
+HEAD = 1024  # bytes within which a document must declare its encoding
+COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
+DECLARED = re.compile(
+    rb"""<meta\s[^>]*?\bcharset\s*=\s*["']?\s*([^\s"'/>;]+)|\A\s*<\?xml\s[^>]*?\bencoding\s*=\s*["']([^"']+)""", re.I
+)
+# Browsers map these labels to supersets. A declaration that is readable as ASCII cannot be in UTF-16.
+BROWSER_ENCODINGS = {
+    "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874",
+    "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "cp950",
+    "utf-16": "utf-8", "utf-16-le": "utf-8", "utf-16-be": "utf-8",
+}  # fmt: skip
+# Stateless encodings, so the parts of a document can be encoded independently
+SUPPORTED = {
+    "utf-8", "cp866", "cp874", "cp932", "cp949", "cp950", "euc_jp", "gb18030", "koi8-r", "koi8-u", "mac-cyrillic",
+    "mac-roman", *(f"cp{number}" for number in range(1250, 1259)), *(f"iso8859-{number}" for number in range(2, 17)),
+}  # fmt: skip
 
 
 class DocumentFile:
@@ -135,6 +154,24 @@ class DocumentFile:
         content = self._file.read()
         if self.encode(content.decode(self._encoding)) != content:
             raise InputError(f"has characters that {self._encoding} can write in two ways", way_out=WAY_OUT)
+
+
+def declared_encoding(content: bytes) -> str:
+    """Return Python's name for the encoding that the first bytes of a document declare, or "utf-8" by default.
+
+    Raises `InputError` for an unsupported encoding.
+    """
+    match = DECLARED.search(COMMENT.sub(b"", content[:HEAD]))
+    if match is None:
+        return "utf-8"
+    label = (match[1] or match[2]).decode("latin-1")
+    try:
+        name = codecs.lookup(re.sub("^windows-", "cp", label.lower().removeprefix("x-"))).name
+    except LookupError:
+        name = label
+    if (name := BROWSER_ENCODINGS.get(name, name)) not in SUPPORTED:
+        raise InputError(f"declares the encoding {label}, which is not supported", way_out=WAY_OUT)
+    return name
 
 
 def copy_of(file: IO[bytes], max_bytes: int | None, stack: ExitStack) -> IO[bytes]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise, repeat
 from typing import NamedTuple
 
 from .layout import break_places
-from .outputs import DecodedPiece, DecodedText
 from .pieces import Piece, break_spans, divide
-from .spelling import spelled
+from .results import DecodedPiece, DecodedText
 from .splitting import gaps
-from .tokens import Break, Literal, line_ends
+from .tokens import Break, Literal, Text, line_ends
 
 LINE_START = re.compile(r"[\n\r][ \t>]*\Z")  # ">" starts a line of a Markdown quote
 
@@ -170,4 +170,54 @@ def ordered(insertions: Iterable[Insertion]) -> list[Insertion]:
         if sides != sorted(sides):  # markup ends after the beginning of other markup
             together.sort(key=lambda each: (each.side, each.nesting, each.order))
         found += together
+    return found
+
+
+def spelled(runs: Sequence[str], piece: Piece) -> list[str]:
+    """Return texts with the character spellings of the document.
+
+    A piece may spell a character in a special way, such as "&amp;" for "&". If the texts contain the character as often
+    as the piece, the n-th occurrence gets the spelling of the piece's n-th occurrence. Otherwise, every occurrence gets
+    the piece's most frequent special spelling. A bare "&" is kept only in the first case, and only before the same
+    character, because it could become markup elsewhere.
+    """
+    count = Counter("".join(runs))
+    next_of: dict[str, Iterator[tuple[str, str]]] = {}
+    for character, found in spellings(piece).items():
+        special = Counter(each for each in found if each[0] != character)
+        if count[character] == len(found):
+            next_of[character] = iter(found)
+        elif special:
+            next_of[character] = repeat(special.most_common(1)[0][0])
+    if not next_of:
+        return [piece.write(run) for run in runs]
+    pattern = re.compile(f"[{re.escape(''.join(next_of))}]")
+
+    def spell(run: str) -> Iterator[str]:
+        position = 0
+        for match in pattern.finditer(run):
+            yield piece.write(run[position : match.start()])
+            position = match.end()
+            raw, before = next(next_of[match[0]])
+            is_same = raw != match[0] or before == run[position : position + 1].casefold()
+            yield raw if is_same else piece.write(match[0])
+        yield piece.write(run[position:])
+
+    return ["".join(spell(run)) for run in runs]
+
+
+def spellings(piece: Piece) -> dict[str, list[tuple[str, str]]]:
+    """Return the spellings of all characters that the piece spells in a special way, or that `write` would change.
+
+    Returns:
+        Character -> the spelling of each occurrence in order, with the next character ("" before markup).
+    """
+    special = {token.text for token in piece.tokens if isinstance(token, Text) and token.raw != token.text}
+    special |= {character for character in set(piece.text) if piece.write(character) != character}
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for token, other in zip(piece.tokens, [*piece.tokens[1:], None], strict=True) if special else ():
+        following = other.text[:1] if isinstance(other, Text) else ""
+        for character, after in pairwise([*token.text, following] if isinstance(token, Text) else []):
+            if character in special:
+                found[character].append((token.raw if len(token.text) == 1 else character, after.casefold()))
     return found

@@ -1,12 +1,68 @@
-"""The results of `Session.document` and `Session.document_parts`."""
+"""The results of decoding: outputs for a piece, as a journal stores them, and the results of `Session.document`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from ..decoding.results import GenerationStats
 from .findings import Finding
+from .places import Places
+from .splitting import Span, gaps
+
+
+class DecodedText(NamedTuple):
+    """The output for a part of a piece.
+
+    places: For each of the part's `marks`, its place in the output, or None if the place was not found.
+    """
+
+    text: str
+    places: Places
+
+
+@dataclass(frozen=True)
+class DecodedPiece:
+    """The output for a piece.
+
+    Args:
+        source: The text of the piece.
+        spans: The parts of the text that were decoded. The text between them is copied.
+        outputs: The output for each part.
+        findings: The findings about the outputs.
+    """
+
+    source: str
+    spans: Sequence[Span]
+    outputs: Sequence[DecodedText]
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The output, without markup."""
+        first, *others = (self.source[start:end] for start, end in gaps(self.spans, len(self.source)))
+        return first + "".join(output.text + copied for output, copied in zip(self.outputs, others, strict=True))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "spans": [[*span] for span in self.spans],
+            "outputs": [[output.text, output.places] for output in self.outputs],
+            "findings": [[*finding] for finding in self.findings],
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> DecodedPiece:
+        """Return the object for a result of `as_json`. Raises KeyError, TypeError or ValueError for other values."""
+        outputs = [
+            DecodedText(str(text), [None if place is None else (int(place[0]), int(place[1])) for place in places])
+            for text, places in fields["outputs"]
+        ]
+        spans = [(int(start), int(end)) for start, end in fields["spans"]]
+        if len(spans) != len(outputs):
+            raise ValueError("a span without an output")
+        return cls(str(fields["source"]), spans, outputs, [Finding(*each) for each in fields["findings"]])
 
 
 class DocumentPart(NamedTuple):

@@ -12,6 +12,7 @@ Long operations of NumPy and rapidfuzz release the GIL or are divided into parts
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,10 @@ import numpy as np
 from rapidfuzz.distance import Indel
 from rapidfuzz.process import cdist
 
-from .words import words_of
+# Scripts without spaces between words, where each character counts as a word: Thai, Lao, Myanmar, Khmer, kana,
+# Chinese characters
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
 
 # Limits of a search. Only a memory with many near-duplicates loses results
 MAX_ENTRIES = 1_000_000  # postings that are read
@@ -216,6 +220,11 @@ def text_type(size: int) -> Callable[[np.ndarray], str | bytes]:
         return lambda codes: codes.astype(np.uint8).tobytes()
     first = 0x10000  # above the surrogates
     return lambda codes: (codes + np.uint32(first)).astype("<u4").tobytes().decode("utf-32-le")
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words and punctuation marks of a text, without case. White space only separates words."""
+    return WORD.findall(text.casefold())
 
 
 def starts_of(lengths: np.ndarray) -> Indices:

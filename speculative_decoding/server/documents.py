@@ -12,12 +12,12 @@ from typing import Any
 from ..decoding.prompt import TOKEN_CHARACTERS, fits, usual_max_tokens
 from ..documents.decoding import Rules, Steps, decode_piece
 from ..documents.formats import FORMATS, format_of
-from ..documents.lengths import DocumentFindings
 from ..documents.options import DocumentOptions
-from ..documents.outputs import DecodedPiece
+from ..documents.output_checks import DocumentFindings
 from ..documents.pieces import Piece, parts_of
 from ..documents.reading import DocumentFile
 from ..documents.rendering import Renderer
+from ..documents.results import DecodedPiece
 from ..documents.splitting import effective_unit, source_language
 from ..documents.tokens import Block, Literal
 from ..errors import InputError, Message

@@ -7,9 +7,9 @@ from io import StringIO
 
 from speculative_decoding.documents.decoding import Rules, decode_piece
 from speculative_decoding.documents.options import DocumentOptions
-from speculative_decoding.documents.outputs import DecodedPiece
 from speculative_decoding.documents.pieces import Piece, parts_of
 from speculative_decoding.documents.rendering import Renderer
+from speculative_decoding.documents.results import DecodedPiece
 from speculative_decoding.documents.tokens import Literal
 from speculative_decoding.rows.parts import Output
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculative_decoding.documents.findings import LENGTH, MARKUP, MAX_LINES, Finding, report
-from speculative_decoding.documents.lengths import MIN_PIECES, LengthRatios
-from speculative_decoding.documents.loops import loop_in
+from speculative_decoding.documents.output_checks import MIN_PIECES, LengthRatios, loop_in
 
 WORD = st.text("abc,東 ", min_size=1, max_size=30).map(str.strip).filter(lambda text: any(map(str.isalpha, text)))
 

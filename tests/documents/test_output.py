@@ -17,8 +17,8 @@ from speculative_decoding.decoding.results import GenerationResult, GenerationSt
 from speculative_decoding.documents.command import Run, document_of, opened_journal
 from speculative_decoding.documents.decoder import DocumentDecoder
 from speculative_decoding.documents.decoding import Rules
-from speculative_decoding.documents.destinations import Destinations
 from speculative_decoding.documents.options import DocumentOptions
+from speculative_decoding.documents.output import Destinations
 from speculative_decoding.rows.scheduling import BatchResult
 from speculative_decoding.runs import log, places
 from tests.support.kill_states import KillStates

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculative_decoding.documents.lengths import DocumentFindings
 from speculative_decoding.documents.options import UNITS, DocumentOptions
+from speculative_decoding.documents.output_checks import DocumentFindings
 from speculative_decoding.documents.pieces import Piece, parts_of
 from speculative_decoding.documents.subtitles import MAX_CUES, cues_of, parse
 from speculative_decoding.documents.tokens import Block, Break, Kept, Literal

@@ -15,8 +15,8 @@ from rapidfuzz.distance import Indel
 
 from speculative_decoding import InputError, TextStore
 from speculative_decoding.memory import TranslationMemory, index
+from speculative_decoding.memory.index import words_of
 from speculative_decoding.memory.translation_memory import LEAST_SIMILARITY, MAX_FOUND
-from speculative_decoding.memory.words import words_of
 from tests.support.paths import ROOT
 
 TWO_THIRDS = pytest.approx(2 / 3)
