@@ -711,7 +711,7 @@ server/service.py: speech that waits for its turn is lost when the grace period 
 documents/splitting.py: a piece may be of any length | documents/test_long_pieces.py
 - if end - start <= LONGEST:
 + if True:
-server/kept_files.py: one client may take all memory | server/test_kept_files.py
+server/files.py: one client may take all memory | server/test_files.py
 - if self._used[client] + size >
 + if size >
 server/bodies.py: the limit of a body applies to each chunk | server/test_bodies.py
@@ -729,7 +729,7 @@ server/translation.py: a request's fields are checked before its token | server/
 +     found = parse_fields(sent, table)
 +     require_token(request.scope, token)
 +     return found
-server/model_names.py: a request for any model is served | server/test_completion_format.py
+server/model_names.py: a request for any model is served | server/test_completions.py
 - if requested is not None and requested != self.id and requested not in self.aliases:
 + if False:
 server/decoding_thread.py: cancelled requests are decoded to the end | server/test_lifecycle.py
@@ -784,13 +784,13 @@ server/texts.py: many long prompts are encoded together | server/test_texts.py
 server/texts.py: a text is not read on | server/test_texts.py
 - if text.may_read and len(text.ahead) < READ_AHEAD // 2:
 + if False:
-server/completion_format.py: tokens of a prompt are counted for each of its samples | server/test_completion_format.py
+server/completions.py: tokens of a prompt are counted for each of its samples | server/test_completions.py
 - for each in self.prompts[:: self.n] if
 + for each in self.prompts if
 server/realtime_session.py: text that may still change is sent as final | server/test_realtime_session.py
 - final = update.final.lstrip() if is_first else update.final
 + final = (update.final + update.pending).lstrip() if is_first else update.final + update.pending
-server/completion_format.py: clients see rejected tokens of the server's draft text | server/test_completion_format.py
+server/completions.py: clients see rejected tokens of the server's draft text | server/test_completions.py
 -         TEXT: not has_own_texts(prompt, session),
 +         TEXT: False,
 jobs/command.py: records have draft counts that depend on earlier lines | jobs/test_batch_command.py

@@ -41,8 +41,7 @@ from ..sampling.values import Bool, Flag, Int, Number, Text
 from ..session import Session
 from ..subpackages import require_subpackage
 from .input import INPUT_FORMATS, ParsedLine, choose_format, parse_line
-from .job import Job, JobTotals
-from .messages import parse_batch_result
+from .job import Job, JobTotals, parse_batch_result
 from .output import ResumableOutput, settings_path
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
@@ -177,3 +178,18 @@ def record(parsed: ParsedLine, result: Any, error: str | None, with_draft_counts
 def output_fields(result: GenerationResult) -> dict[str, Any]:
     score = {} if result.score is None else {"score": result.score}
     return {"text": result.text, "finish_reason": result.finish_reason, **score}
+
+
+def parse_batch_result(fields: Mapping[str, Any]) -> BatchResult[GenerationResult]:
+    """Create a `BatchResult` from its fields."""
+    result = fields["result"]
+    return BatchResult(fields["index"], None if result is None else parse_result(result), fields["error"])
+
+
+def parse_result(fields: Mapping[str, Any]) -> GenerationResult:
+    """Create a `GenerationResult` from its fields."""
+    stats = GenerationStats(**fields["stats"])
+    stats.accepted_histogram = Counter({int(length): count for length, count in stats.accepted_histogram.items()})
+    stats.drafted_by_kind, stats.accepted_by_kind = Counter(stats.drafted_by_kind), Counter(stats.accepted_by_kind)
+    sequences = tuple(parse_result(each) for each in fields["sequences"])
+    return GenerationResult(**{**fields, "stats": stats, "sequences": sequences})

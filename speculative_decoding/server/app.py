@@ -25,13 +25,11 @@ from ..subpackages import has_subpackage
 from .bodies import DOWNLOADS, error_response
 from .completions import completions
 from .errors import ServerError
-from .files import download_file, translate_file
+from .files import KEPT, KeptFiles, download_file, translate_file
 from .guard import PAGE, Guard
-from .kept_files import KEPT, KeptFiles
 from .model_names import served_names
 from .service import READY, Service
-from .translation import detect, frontend_settings, languages, translate
-from .translator import Translator
+from .translation import Translator, detect, frontend_settings, languages, translate
 
 LOG = logging.getLogger("speculative_decoding.server")
 NO_PATH = "no such path; send a prompt to POST /v1/completions (chat messages are not supported)"

@@ -1,4 +1,4 @@
-"""A client's request during decoding: its items, and the progress that the client has not read yet.
+"""A client's request during decoding: its items, their progress, and the upload that the items come from.
 
 All methods of a request run on the event loop. The decoding thread schedules calls of `on_queued`, `on_progress` and
 `fail` there. The decoding thread itself calls the methods `start`, `client_progress` and `error_of` of an item.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..decoding.results import GenerationStats
 from ..rows.scheduling import Progress
+from .bodies import cancel_on
 from .errors import ServerError
 from .limits import Limits
 
@@ -144,3 +145,40 @@ class ClientRequest(Generic[Item]):
         """Wait for the complete output of all items. Raises `ServerError` if the request fails."""
         async for _ in self.progress():
             pass
+
+
+Result = TypeVar("Result")
+
+
+class Upload:
+    """A recording or a text of a client. Used on the event loop, except that reading threads may also call `add`.
+
+    Args:
+        deadline: When the request must be finished, in the time of the event loop.
+        count: Called with the number of bytes that are added. May raise `ServerError`.
+
+    Attributes:
+        size: Bytes in memory: of a text, or of the frames of a recording and, until they are complete, its file.
+        is_opening: Whether the upload counts as queued: it has arrived, but has not been submitted for decoding.
+    """
+
+    def __init__(self, deadline: float, count: Callable[[int], None]) -> None:
+        self.deadline = deadline
+        self.size = 0
+        self.is_opening = False
+        self._count = count
+        self._failure: asyncio.Future[ServerError] = asyncio.get_running_loop().create_future()
+
+    def add(self, size: int) -> None:
+        """Count bytes of a text, a file or its frames. Raises `ServerError` if all uploads together are too large."""
+        self._count(size)
+        self.size += size
+
+    def fail(self, error: ServerError) -> None:
+        """Make `unless_failed` raise an error: the current call, or the next one."""
+        if not self._failure.done():
+            self._failure.set_result(error)
+
+    async def unless_failed(self, work: Awaitable[Result]) -> Result:
+        """Return the result of `work`, or cancel it when the upload fails. Raises `ServerError`."""
+        return await cancel_on(asyncio.shield(self._failure), work)

@@ -175,9 +175,12 @@ def new_lane(session: Session, limits: Limits) -> Lane:
     if session.model.audio is None:
         texts = text_scheduler(session, limits)
         return Lane(texts, held_clients=texts.held_clients)
-    from .recordings import speech_scheduler
+    from ..speech.api import new_scheduler
+    from ..speech.options import TranscriptionOptions
 
-    return Lane(speech_scheduler(session, limits), EXTRA_SLOTS)
+    options = TranscriptionOptions(**session.model.audio.defaults)
+    scheduler = new_scheduler(session, options, {}, limits.slots + EXTRA_SLOTS, live_slots=limits.slots)
+    return Lane(scheduler, EXTRA_SLOTS)
 
 
 def run_all(calls: Sequence[Callback]) -> None:

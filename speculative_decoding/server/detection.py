@@ -49,7 +49,7 @@ class Detector:
         written: dict[str, list[str]] = {}  # code without a script -> candidate codes
         for code in codes:
             written.setdefault(language_of(code).code, []).append(code)
-        own = {code: min(each, key=len) for code, each in written.items()}  # ace rather than ace-Latn
+        own = {code: min(each, key=len) for code, each in written.items()}  # prefers ace to ace-Latn
         if len(chinese := written.get("zh", [])) > 1:  # py3langid does not distinguish scripts
             own["zh"] = matching_language(chinese_code(text), chinese) or own["zh"]
         probabilities = dict.fromkeys(own, 0.0)

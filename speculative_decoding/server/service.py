@@ -13,13 +13,12 @@ from typing import Any
 from ..models.whisper_tokens import AudioConfig
 from ..sampling import GenerationOptions
 from ..session import Session
-from .client_request import ClientRequest, Item
+from .client_request import ClientRequest, Item, Upload
 from .decoding_thread import DecodingThread
 from .errors import FAILED, ServerError
 from .limits import Limits
 from .metrics import Metrics
 from .reading_threads import ReadingThreads
-from .uploads import Upload
 
 LOADING = "loading"
 READY = "ready"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from .client_request import Item
+from .client_request import Item, Upload
 from .errors import ServerError
 from .service import Service
-from .uploads import Upload
 
 KEEP_ALIVE_SECONDS = 15.0
 

@@ -5,8 +5,8 @@ All options of `TranscriptionOptions`, and the decoding options in `DECODING`, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -15,33 +15,36 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from ..errors import InputError
 from ..models.speech_languages import NAMES
 from ..models.whisper_tokens import AudioConfig
+from ..rows.scheduling import Progress
 from ..sampling import GenerationOptions
 from ..sampling.values import Bool, ListOf, Text
 from ..speech.keywords import DECODING, split_options
 from ..speech.live.update import Piece, merge_pieces
 from ..speech.options import TranscriptionOptions, transcription_specs
-from ..speech.scheduler import TranscriptionEvent, language_code
+from ..speech.recording import Recording
+from ..speech.scheduler import Scheduler, Task, TranscriptionEvent, language_code
 from ..speech.segments import Segment
 from ..speech.speech_text import SpeechText
 from ..speech.transcription import Transcription, write
-from .completion_format import draft_usage
+from .client_request import ClientItem
+from .completions import draft_usage
 from .errors import ServerError
-from .fields import Field, File, option_fields, parse_fields
+from .fields import Field, File, option_fields, option_names, parse_fields
+from .limits import Limits
 from .model_names import ModelNames
 from .multipart import Part
-from .recordings import FIELD_NAMES, ClientRecording
 
-SUBTITLES = {"srt": "application/x-subrip", "vtt": "text/vtt"}  # the media type of each format
+SUBTITLES = {"srt": "application/x-subrip", "vtt": "text/vtt"}  # format -> media type
 FORMATS = ("json", "verbose_json", "text", *SUBTITLES)
 GRANULARITIES = ("word", "segment")
 NO_OPTION = Field(refused="is not a field of this API; leave it out")
 NO_SPEAKERS = Field(ListOf(Text()), refused="is not supported: speakers are not distinguished")
 FIELDS: Mapping[str, Field] = {
-    "file": Field(File(), required="a recording"),
+    "file": Field(File(), option="audio", required="a recording"),
     "model": Field(),
     "prompt": Field(option="initial_prompt"),
     "response_format": Field(Text(FORMATS)),
-    "timestamp_granularities": Field(ListOf(Text(GRANULARITIES))),
+    "timestamp_granularities": Field(ListOf(Text(GRANULARITIES)), option="word_timestamps"),
     "stream": Field(Bool()),
     "rounds": Field(Bool()),
     **{name: field if name in DECODING else NO_OPTION for name, field in option_fields().items()},
@@ -62,6 +65,46 @@ FIELDS: Mapping[str, Field] = {
     "max_tokens": Field(refused="is not a field of this API; use sample_len"),
     "clip_timestamps": Field(refused="is not a field of this API; send only this part of the recording"),
 }
+FIELD_NAMES = option_names(FIELDS)
+
+
+@dataclass(eq=False)
+class ClientRecording(ClientItem):
+    """A recording of a client.
+
+    Args:
+        recording: The frames.
+        options: Transcription options.
+        decoding: Decoding options: drafts, sampling, beams.
+    """
+
+    takes_turns = True
+
+    recording: Recording
+    options: TranscriptionOptions
+    decoding: GenerationOptions
+    address: str = ""
+    result: Transcription | None = field(init=False, default=None)
+    num_segments: int = field(init=False, default=0)
+
+    def check(self, limits: Limits) -> None:
+        limits.check_length("prompt", self.options.initial_prompt or "")
+
+    def start(self, scheduler: Scheduler, number: int) -> Iterable[Progress]:
+        task = Task(self.recording, self.options, self.decoding, speech=self.recording.speech)
+        return scheduler.start(number, task)
+
+    def client_progress(self, progress: TranscriptionEvent) -> tuple[ClientRecording, TranscriptionEvent] | None:
+        return (self, progress) if progress.segments or progress.is_last else None
+
+    def add(self, progress: TranscriptionEvent) -> None:
+        self.num_segments += len(progress.segments)
+        if progress.result is not None:
+            self.result = progress.result
+            self.finish_reason, self.stats = "stop", progress.result.stats
+
+    def error_of(self, error: Exception) -> ServerError:
+        return ServerError.of(error, FIELD_NAMES, "file")
 
 
 @dataclass(frozen=True)
@@ -91,8 +134,8 @@ def parse_transcription_request(
     """
     options = parse_fields(parts, FIELDS)
     names.find(options.pop("model", None))
-    content = options.pop("file").content
-    granularities = options.pop("timestamp_granularities", ())
+    content = options.pop("audio").content
+    granularities = options.pop("word_timestamps", ())
     response_format = options.pop("response_format", "json")
     stream, rounds = options.pop("stream", False), options.pop("rounds", False)
     if stream and response_format != "json":

@@ -20,20 +20,21 @@ from ..speech.audio_file import AudioFile
 from ..speech.recording import Recording, frame_bytes_per_second, opening
 from ..speech.speech_text import SpeechText
 from .bodies import EventStream, cancel_on_disconnect, client_address, read_body
+from .client_request import Upload
 from .errors import ServerError
 from .model_names import served_names
 from .multipart import parse_multipart
-from .recordings import FIELD_NAMES, ClientRecording
 from .service import Service
 from .streams import stream
 from .transcription_format import (
+    FIELD_NAMES,
+    ClientRecording,
     TranscriptionRequest,
     delta_event,
     done_events,
     parse_transcription_request,
     transcription_response,
 )
-from .uploads import Upload
 
 UPLOAD_SECONDS = 120.0  # time limit for receiving a recording
 

@@ -13,7 +13,7 @@ import pytest
 
 from speculative_decoding.decoding.results import GenerationResult, GenerationStats
 from speculative_decoding.distributed import AllRanks, serve_rows
-from speculative_decoding.jobs.messages import parse_batch_result
+from speculative_decoding.jobs.job import parse_batch_result
 from speculative_decoding.rows.scheduling import BatchResult, drive
 from tests.support.job_engine import FakeScheduler, result_of
 

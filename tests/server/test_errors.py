@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from speculative_decoding import InputError
 from speculative_decoding.server.errors import ServerError
-from speculative_decoding.server.recordings import FIELD_NAMES
+from speculative_decoding.server.transcription_format import FIELD_NAMES
 
 
 def test_the_server_names_its_own_fields() -> None:

@@ -15,7 +15,7 @@ from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.server.client_request import ClientRequest
 from speculative_decoding.server.lane import Lane
 from speculative_decoding.server.live_streams import ClientStream
-from speculative_decoding.server.recordings import ClientRecording
+from speculative_decoding.server.transcription_format import ClientRecording
 from speculative_decoding.speech.live.update import LiveUpdate
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import TranscriptionEvent

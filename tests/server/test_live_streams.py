@@ -17,7 +17,7 @@ from speculative_decoding.server.lane import Lane
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.live_streams import ClientStream
 from speculative_decoding.server.realtime_format import RATE
-from speculative_decoding.server.recordings import ClientRecording
+from speculative_decoding.server.transcription_format import ClientRecording
 from speculative_decoding.speech.live.resampler import Resampler
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.recording import open_audio

@@ -18,8 +18,8 @@ import pytest
 
 from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.recordings import ClientRecording
 from speculative_decoding.server.service import MAX_UPLOADS
+from speculative_decoding.server.transcription_format import ClientRecording
 from speculative_decoding.speech import voice
 from speculative_decoding.speech.audio_file import AudioFile
 from speculative_decoding.speech.formats import srt

@@ -12,10 +12,10 @@ from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.model_names import WHISPER, ModelNames
 from speculative_decoding.server.multipart import Part
-from speculative_decoding.server.recordings import ClientRecording
 from speculative_decoding.server.transcription_format import (
     FIELDS,
     FORMATS,
+    ClientRecording,
     TranscriptionRequest,
     delta_event,
     parse_transcription_request,

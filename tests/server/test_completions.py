@@ -14,7 +14,7 @@ from speculative_decoding.drafters.base import COPY, MEMORY, MODEL, TEXT
 from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.sampling.random import sample_seed
 from speculative_decoding.server.client_request import ClientRequest
-from speculative_decoding.server.completion_format import (
+from speculative_decoding.server.completions import (
     FIELDS,
     Completion,
     parse_completion,

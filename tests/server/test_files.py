@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies
 
 from speculative_decoding.server.errors import ServerError
-from speculative_decoding.server.files import base_name, file_names
-from speculative_decoding.server.kept_files import KeptFiles, content_disposition
+from speculative_decoding.server.files import KeptFiles, base_name, content_disposition, file_names
 from tests.support.waiting import ManualLoop, run_manually
 
 
