@@ -14,7 +14,7 @@ from speculative_decoding.decoding.request import Request
 from speculative_decoding.engine import Engine, Event
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.source import AudioFrames
-from speculative_decoding.sampling import History, scores
+from speculative_decoding.sampling import History, processed_logits
 from speculative_decoding.session import Session
 from speculative_decoding.speech.api import new_scheduler
 from speculative_decoding.speech.options import TranscriptionOptions
@@ -264,7 +264,9 @@ def test_measured_probabilities_equal_those_of_one_pass(
     assert found.no_speech_prob == pytest.approx(float(silence), rel=1e-4)
     total = 0.0
     for i in range(len(start.tokens), len(tokens)):
-        values = scores(logits[:, i - 1 : i], [start.options], History([tokens[:i]], None, [start.constraints]))
+        values = processed_logits(
+            logits[:, i - 1 : i], [start.options], History([tokens[:i]], None, [start.constraints])
+        )
         total += float(values[0, 0, tokens[i]] - mx.logsumexp(values[0, 0]))
     assert found.avg_logprob == pytest.approx(total / (len(found.tokens) + 1), rel=1e-4)
     assert found.tokens == request.tokens[: len(found.tokens)] and found.tokens[0] >= ZERO
@@ -279,7 +281,7 @@ def naive_beam_search(requests: WindowRequests, attempt: Attempt, num_beams: int
         candidates = {}
         for beam, score in beams.items():
             logits = MODEL.logits(MODEL.teacher_forced(mx.array([beam]), encoder_output))[:, -1:]
-            values = scores(logits, [start.options], History([list(beam)], None, [start.constraints]))[0, 0]
+            values = processed_logits(logits, [start.options], History([list(beam)], None, [start.constraints]))[0, 0]
             logprobs = np.array(values - mx.logsumexp(values))
             for token in np.argsort(-logprobs)[: num_beams + 1].tolist():
                 candidates[(*beam, token)] = score + float(logprobs[token])

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from speculative_decoding.sampling import Constraints, History, scores
+from speculative_decoding.sampling import Constraints, History, processed_logits
 from speculative_decoding.sampling.options import GenerationOptions
 from speculative_decoding.speech.timestamp_rules import TimestampRules
 from tests.support.tiny import DRAFTERS, SOURCES, noisy_copy, run, tiny_model, tokens_of
@@ -92,7 +92,7 @@ def random_cases(count: int) -> list[tuple[mx.array, History]]:
 @pytest.mark.usefixtures("device")
 def test_every_position_of_every_row_obeys_the_rules() -> None:
     for logits, history in random_cases(400):
-        values: list[Any] = scores(logits, [GenerationOptions()] * logits.shape[0], history).tolist()  # type: ignore[assignment]
+        values: list[Any] = processed_logits(logits, [GenerationOptions()] * logits.shape[0], history).tolist()  # type: ignore[assignment]
         assert history.drafted is not None
         drafted: list[list[int]] = history.drafted.tolist()  # type: ignore[assignment]
         first = history.drafted.shape[1] + 1 - logits.shape[1]
