@@ -84,7 +84,7 @@ def test_the_class_of_a_batch_drafter_drafts_for_all_rows() -> None:
     assert len(found) == len(PROMPTS) and all(each.result is not None for each in found)
 
 
-@pytest.mark.parametrize("drafter", [dict, 3, object()], ids=str)
+@pytest.mark.parametrize("drafter", [dict, 3, Ellipsis], ids=repr)
 def test_other_values_are_refused(drafter: Any) -> None:
     with pytest.raises(InputError, match="drafter: must be one of model, text"):
         generate(MODEL, Letters(), "abc", drafter=drafter)
