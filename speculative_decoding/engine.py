@@ -171,9 +171,7 @@ class Engine:
         requests = [self.submit(prompt, options, draft_length)]
         for number in range(1, options.num_samples):
             own = options.with_values(seed=sample_seed(options.seed, number))
-            request = self.submit(requests[0].source, own, draft_length)
-            request.source = requests[0].source  # the same object, so that it is encoded once
-            requests.append(request)
+            requests.append(self.submit(requests[0].source, own, draft_length))
         return requests
 
     def submit(

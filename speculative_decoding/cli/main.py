@@ -16,7 +16,6 @@ from typing import Any
 
 from ..decoding.prompt import build_decoder_prompt, encode_prompt
 from ..errors import InputError, Message
-from ..loading.pair import ModelPair
 from ..sampling import GenerationOptions
 from ..sampling.values import BASIC, Bool, Flag, Text
 from ..session import Session
@@ -88,8 +87,10 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
     pair = config.open()
     say(config.describe(drafts_text=pair.drafts_text))
     config = config.with_memory(pair)
-    tokens = checked_tokens(pair, config.options, first)
-    runner = make_runner(flags, config.options)
+    model, tokenizer, options = pair.target.model, pair.target.tokenizer, config.options
+    build_decoder_prompt(model, tokenizer, options)  # raises before the weights are read, as does the next line
+    tokens = encode_prompt(model, tokenizer, first, options.allow_long_prompt, options.src_lang, options.tgt_lang)
+    runner = make_runner(flags, options)
     with config.session(pair) as session:
         note_exactness(session)
         if flags.compare:
@@ -160,13 +161,6 @@ def given_prompts(flags: PromptFlags) -> Iterator[str]:
             print(flush=True)
     if is_empty:
         raise InputError("standard input is empty; write one prompt per line, or give the prompt as an argument")
-
-
-def checked_tokens(pair: ModelPair, options: GenerationOptions, prompt: str) -> list[int]:
-    """Return the tokens of a prompt. Raises `InputError` for a prompt or options that the model cannot use."""
-    model, tokenizer = pair.target.model, pair.target.tokenizer
-    build_decoder_prompt(model, tokenizer, options)
-    return encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang, options.tgt_lang)
 
 
 def make_runner(flags: PromptFlags, options: GenerationOptions) -> PromptRunner:

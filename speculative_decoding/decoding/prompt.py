@@ -244,7 +244,7 @@ def encode_prompt(
     src_lang: str | None = None,
     tgt_lang: str | None = None,
 ) -> TextTokens:
-    """Text -> source tokens, which keep the text. Tokens are checked and returned unchanged.
+    """Text -> source tokens, which keep the text. Tokens are returned unchanged, and checked unless they have been.
 
     Args:
         model: The model, which determines the limits.
@@ -257,6 +257,8 @@ def encode_prompt(
     Raises:
         InputError: The prompt is empty or too long, or the model does not read text or know the languages.
     """
+    if isinstance(prompt, TextTokens) and prompt.model is model:
+        return prompt
     if model.audio is not None:
         raise InputError("this model transcribes speech (got text, expected audio)", "prompt", "give it an audio file")
     has_languages = src_lang is not None or tgt_lang is not None
@@ -285,9 +287,9 @@ def encode_prompt(
             raise too_long(f"{length} characters", why, limit)
         require_characters(prompt, "prompt")
         require_encodable(model, len(prompt) // TOKEN_CHARACTERS)
-        source = TextTokens(tokenizer.encode(prompt, src_lang), prompt)
+        source = TextTokens(tokenizer.encode(prompt, src_lang), prompt, model)
     else:
-        source = TextTokens(prompt, getattr(prompt, "text", None))
+        source = TextTokens(prompt, getattr(prompt, "text", None), model)
     check_token_ids(source, model.config.vocab_size, "prompt", "its tokens ")
     if model.image_token in source:
         raise InputError(

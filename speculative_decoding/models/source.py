@@ -50,11 +50,13 @@ class TextTokens(list[int]):
     """The token ids of a text, and the text, which the ids may not determine: a tokenizer can change or drop parts.
 
     text: The text; None if only the ids are known.
+    model: The model that accepts these ids, so that they need no further check.
     """
 
-    def __init__(self, ids: Sequence[int], text: str | None = None) -> None:
+    def __init__(self, ids: Sequence[int], text: str | None, model: nn.Module) -> None:
         super().__init__(ids)
         self.text = text
+        self.model = model
 
 
 Source = Sequence[int] | AudioFrames  # the source of a request
