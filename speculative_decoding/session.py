@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import mlx.core as mx
 
-from .decoding.prompt import TOKEN_CHARACTERS, draft_text_of, first_token, is_token_list, prompt_text, without_prefix
+from .decoding.prompt import draft_text_of, is_token_list
 from .decoding.request import Request
 from .decoding.results import GenerationResponse, GenerationResult, Round
 from .draft_length.base import DraftLength
@@ -24,11 +22,12 @@ from .drafters import (
     BatchDrafter,
     NgramDrafter,
     check_drafter,
+    checked_draft,
     choose_drafter,
     model_drafter,
     with_default_drafter,
 )
-from .drafters.base import MEMORY, makes_drafters
+from .drafters.base import makes_drafters
 from .engine import DEFAULT_SLOTS, Engine, Event, responses, result_of
 from .errors import InputError, Message, note
 from .loading.load import ModelHandle
@@ -37,18 +36,16 @@ from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .models.draft_head import DraftHead
 from .models.memory_budget import slots_within
-from .models.shared_encoder import shares_encoder
 from .models.source import AudioFrames, Source
 from .models.threads import turn, use_mlx
 from .sampling import GenerationOptions
 from .sampling.options import option_specs, short_repr, shows_options, validate
 from .sampling.values import Int, Number
-from .subpackages import require_subpackage
+from .subpackages import lazy_module, require_subpackage
 
 if TYPE_CHECKING:
-    from .documents.options import DocumentKeywords
-    from .documents.results import DecodedDocument, DocumentPart
-    from .drafters.draft_model import DraftModel, DraftVocabulary
+    from .documents import api as documents
+    from .drafters.draft_model import DraftVocabulary
     from .drafters.draft_text import DraftText
     from .drafters.writing import DraftWriter
     from .memory import TranslationMemory
@@ -56,21 +53,24 @@ if TYPE_CHECKING:
     from .rows.scheduling import BatchResult
     from .sampling.keywords import OptionKeywords
     from .scoring import Score
-    from .speech.audio_file import Audio
-    from .speech.keywords import TranscriptionKeywords
-    from .speech.live.update import LiveUpdate
-    from .speech.scheduler import TranscriptionEvent
-    from .speech.transcription import ResumePoint, Transcription
+    from .speech import api as speech
+else:
+    documents, speech = lazy_module("documents.api", "text"), lazy_module("speech.api", "audio")
 
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
 
 MAX_WRITTEN = sys.maxsize  # outputs that a draft model writes together: one for each row of the target
 KEPT_DRAFT_TEXTS = 64  # prepared draft texts that a session keeps for later requests
-ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # arguments of a session: the type, and what the user should pass
+REQUIRED = ("model", "tokenizer", "options")
+ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # of a session: the type or an attribute, and what the user should pass
     "model": (EncoderDecoder, "a model, as load gives"),
-    "draft_model": (EncoderDecoder | DraftHead | None, "a model, as load gives"),
+    "tokenizer": ("encode", "a tokenizer, as load gives"),
+    "draft_model": (EncoderDecoder | DraftHead, "a model, as load gives"),
     "options": (GenerationOptions, "GenerationOptions(...)"),
-    "ngram": (NgramDrafter | None, "an NgramDrafter"),
+    "ngram": (NgramDrafter, "an NgramDrafter"),
+    "draft_vocabulary": ("ids", "a DraftVocabulary"),
+    "memory": ("similar", "a TranslationMemory"),
+    "draft_tokenizer": ("encode", "a tokenizer, as load gives"),
 }
 
 
@@ -167,7 +167,7 @@ def load_session(
     store: str | os.PathLike[str] | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
     memory: TranslationMemory | None = None,
-    draft_prompt: DraftPrompt = DraftPrompt(),  # noqa: B008
+    draft_prompt: DraftPrompt | None = None,
     given: Collection[str] = (),
 ) -> Session:
     """Read the weights of opened models: the second half of `load`, after checks that need no weights.
@@ -178,11 +178,12 @@ def load_session(
         store: A file with texts to copy drafts from, which need not exist.
         draft_vocabulary: The tokens that the draft may propose; None means all.
         memory: A translation memory, whose targets are drafts.
-        draft_prompt: What a draft model of another vocabulary reads.
+        draft_prompt: What a draft model of another vocabulary reads (default: the target's prompt).
         given: The options that the user chose. They replace unsupported fields of generation_config.json.
     """
     target, draft = pair.target, pair.draft
-    draft_prompt.require_effect(drafts_text=pair.drafts_text, is_speech=target.model.audio is not None)
+    if draft_prompt is not None:
+        draft_prompt.require_effect(drafts_text=pair.drafts_text, is_speech=target.model.audio is not None)
     draft_tokenizer = None
     if pair.drafts_text:
         require_all_tokens(draft_vocabulary)
@@ -192,18 +193,13 @@ def load_session(
             from .decoding.draft_writer import PromptReader, TextModel
 
             read, drafting = (TextModel(each.model, each.tokenizer) for each in (target, draft))
-            PromptReader(read, drafting, draft_prompt).check(options)
+            PromptReader(read, drafting, draft_prompt or DraftPrompt()).check(options)
     ngram = None
     if store is not None:
         from .drafters.text_store import TextStore
 
         size, vocabulary = options.max_ngram_size, target.tokenizer.vocabulary
-        is_new = not Path(store).exists()
-        texts = (
-            TextStore(size, vocabulary=vocabulary.fingerprint)
-            if is_new
-            else TextStore.load(Path(store), vocabulary.fingerprint)
-        )
+        texts = TextStore.open(Path(store), vocabulary.fingerprint, size)
         ngram = NgramDrafter(pieces=vocabulary.pieces, store=texts, max_ngram_size=size)
     pair.load_weights(given)
     return Session(
@@ -244,7 +240,7 @@ class Session:
             the prefixes in the target's config.json. They are not part of the sources in the memory, and the prefix of
             `draft_prompt` replaces them.
         draft_tokenizer: The draft model's tokenizer, which is needed if its vocabulary is not the target's.
-        draft_prompt: What such a draft model reads.
+        draft_prompt: What such a draft model reads (default: the target's prompt).
 
     Attributes:
         drafts_text: Whether the draft model has another vocabulary, so that the text of its output is the draft.
@@ -260,7 +256,15 @@ class Session:
     memory: TranslationMemory | None = None
     prompt_prefixes: Sequence[str] = ()
     draft_tokenizer: Tokenizer | None = None
-    draft_prompt: DraftPrompt = field(default_factory=DraftPrompt)
+    draft_prompt: DraftPrompt | None = None
+
+    transcribe = speech.transcribe
+    transcribe_stream = speech.transcribe_stream
+    transcribe_batch = speech.transcribe_batch
+    transcribe_chunks = speech.transcribe_chunks
+    transcribe_live = speech.transcribe_live
+    document = documents.document
+    document_parts = documents.document_parts
 
     @turn()
     def __post_init__(self) -> None:
@@ -269,41 +273,34 @@ class Session:
         encode = partial(draft_text_of, self.model, self.tokenizer)
         self._encode_own, self._encode_given = (lru_cache(KEPT_DRAFT_TEXTS)(encode) for _ in range(2))
         for name, (kind, expected) in ARGUMENTS.items():
-            if not isinstance(value := getattr(self, name), kind):
+            value = getattr(self, name)
+            is_right = hasattr(value, kind) if isinstance(kind, str) else isinstance(value, kind)
+            if not is_right and (value is not None or name in REQUIRED):
                 raise InputError(f"must be {expected}, not {short_repr(value)}", name)
-        if self.draft_vocabulary is not None:
-            from .drafters.draft_model import DraftVocabulary
-
-            if not isinstance(self.draft_vocabulary, DraftVocabulary):
-                raise InputError(
-                    f"must be a DraftVocabulary, not {short_repr(self.draft_vocabulary)}", "draft_vocabulary"
-                )
         if self.memory is not None:
-            if not hasattr(self.memory, "similar"):
-                raise InputError(f"must be a TranslationMemory, not {short_repr(self.memory)}", "memory")
             require_text(self.model)
-        for name, given in (("tokenizer", self.tokenizer), ("draft_tokenizer", self.draft_tokenizer or self.tokenizer)):
-            if not hasattr(given, "encode"):
-                raise InputError(f"must be a tokenizer, as load gives, not {short_repr(given)}", name)
         check_drafter(self.options.drafter, self.draft_model)
         draft, tokenizer = self.draft_model, self.draft_tokenizer
         self.drafts_text = shares = False
         if isinstance(draft, EncoderDecoder):
+            from .models.shared_encoder import shares_encoder
+
             require_draft(self.model, draft)
             self.drafts_text = tokenizer is not None and token_difference(self.model, draft) is not None
             shares = not self.drafts_text and shares_encoder(self.model, draft)
-        self.draft_prompt.require_effect(drafts_text=self.drafts_text, is_speech=self.model.audio is not None)
+        if self.draft_prompt is not None:
+            self.draft_prompt.require_effect(drafts_text=self.drafts_text, is_speech=self.model.audio is not None)
+        make_timed_drafter: Callable[[], BatchDrafter] | None = None
+        self._make_model_drafter: Callable[[], BatchDrafter] | None = None
         if self.drafts_text:
             require_all_tokens(self.draft_vocabulary)
-        self._make_model_drafter: Callable[[], BatchDrafter] | None = None
-        make_timed_drafter: Callable[[], BatchDrafter] | None = None
-        if self.drafts_text:
             assert isinstance(draft, EncoderDecoder) and tokenizer is not None
             make_timed_drafter = partial(timed_drafter, self.model, self.tokenizer, draft, tokenizer)
         elif draft is not None:
-            make_timed_drafter = self._make_model_drafter = partial(
-                model_drafter, self._checked_draft(), self.model, shares
-            )
+            checked = checked_draft(draft, self.model, self.draft_vocabulary)
+            if isinstance(checked, DraftHead):
+                self.draft_model = checked
+            make_timed_drafter = self._make_model_drafter = partial(model_drafter, checked, self.model, shares)
         elif self.draft_vocabulary is not None:
             raise InputError("has no effect without a draft model", "draft_vocabulary", "leave it out")
         use = "text" if self.drafts_text else "shared" if shares else ""
@@ -323,23 +320,6 @@ class Session:
         prompt = self.draft_prompt, self._prefixes
         writer = draft_writer(self.model, self.tokenizer, draft, tokenizer, *prompt)
         return BatchWritingDrafter(writer)
-
-    def _checked_draft(self) -> DraftModel | DraftHead:
-        """Return the draft, limited to `draft_vocabulary`. Raises `InputError` if its tokens are not the target's."""
-        draft, vocabulary = self.draft_model, self.draft_vocabulary
-        if isinstance(draft, EncoderDecoder):
-            from .drafters.draft_model import DraftModel
-
-            if (difference := token_difference(self.model, draft)) is not None:
-                raise InputError(
-                    f"draft model: {difference}",
-                    way_out=Message("give its {draft_tokenizer} to draft its text, or choose another draft"),
-                )
-            return DraftModel(draft, vocabulary)
-        assert draft is not None
-        if vocabulary is not None:
-            draft = self.draft_model = draft.with_frequent(vocabulary.ids)
-        return draft
 
     def __repr__(self) -> str:
         specs = option_specs()
@@ -522,54 +502,6 @@ class Session:
             reads_text=self.model.audio is None,
         )
 
-    def transcribe(self, audio: Audio, **options: Unpack[TranscriptionKeywords]) -> Transcription:
-        """Transcribe a recording; see `speech.api.transcribe`, whose help lists all options."""
-        return speech_api().transcribe(self, audio, **options)
-
-    def transcribe_stream(self, audio: Audio, **options: Unpack[TranscriptionKeywords]) -> Iterator[TranscriptionEvent]:
-        """Yield segments as soon as they are finished; see `speech.api.transcribe_stream`."""
-        return speech_api().transcribe_stream(self, audio, **options)
-
-    def transcribe_batch(
-        self,
-        recordings: Iterable[Audio | Mapping[str, Any]],
-        *,
-        slots: int | None = None,
-        **options: Unpack[TranscriptionKeywords],
-    ) -> Iterator[TranscriptionEvent]:
-        """Transcribe several recordings together; see `speech.api.transcribe_batch`."""
-        return speech_api().transcribe_batch(self, recordings, slots=slots, **options)
-
-    def transcribe_chunks(
-        self,
-        audio: Audio,
-        *,
-        slots: int | None = None,
-        resume_from: ResumePoint | None = None,
-        **options: Unpack[TranscriptionKeywords],
-    ) -> Iterator[TranscriptionEvent]:
-        """Transcribe fixed windows of one recording together; see `speech.api.transcribe_chunks`."""
-        return speech_api().transcribe_chunks(self, audio, slots=slots, resume_from=resume_from, **options)
-
-    def transcribe_live(
-        self,
-        chunks: Iterable[Any],
-        *,
-        every: float = 1.0,
-        reads_ahead: bool = True,
-        **options: Unpack[TranscriptionKeywords],
-    ) -> Iterator[LiveUpdate]:
-        """Transcribe speech while it arrives; see `speech.api.transcribe_live`."""
-        return speech_api().transcribe_live(self, chunks, every=every, reads_ahead=reads_ahead, **options)
-
-    def document(self, text: str, **options: Unpack[DocumentKeywords]) -> DecodedDocument:
-        """Decode a document, sentence by sentence; see `documents.api.document`, whose help lists all options."""
-        return documents_api().document(self, text, **options)
-
-    def document_parts(self, text: str, **options: Unpack[DocumentKeywords]) -> Iterator[DocumentPart]:
-        """Yield the parts of a document as soon as they are decoded; see `documents.api.document_parts`."""
-        return documents_api().document_parts(self, text, **options)
-
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
         """Call `scoring.score` with this session's target and languages."""
         from .scoring import score
@@ -632,6 +564,11 @@ class Session:
     @turn()
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
         """Return an engine with its own drafter, for `options` and for rows of a batch that override some of them."""
+        find_drafts = None
+        if self.memory is not None:
+            from .memory.drafts import MemoryDrafts
+
+            find_drafts = MemoryDrafts(self.memory, self.model, self.tokenizer, self._prefixes)
         return Engine(
             self.model,
             self.tokenizer,
@@ -640,27 +577,11 @@ class Session:
             widths=self.planner.widths(options, slots),
             num_beams=options.num_beams,
             encode_draft=self._encode_draft,
-            find_drafts=None if self.memory is None else self._find_drafts,
+            find_drafts=find_drafts,
         )
 
     def _encode_draft(self, text: str, first: int | None) -> DraftText:
         return (self._encode_own if text in self.options.draft_text else self._encode_given)(text, first)
-
-    def _find_drafts(self, request: Request) -> list[DraftText]:
-        """Return the targets of the sources in the memory that are most similar to a request's prompt."""
-        assert self.memory is not None
-        options = request.options
-        if not self.memory.is_for(options.src_lang, options.tgt_lang):
-            return []
-        prompt = without_prefix(prompt_text(request, self.tokenizer), self._prefixes)
-        first = first_token(self.model, self.tokenizer, options.tgt_lang) if request.prefix_length == 1 else None
-        found = []
-        for similarity, target in self.memory.similar(prompt):
-            with suppress(InputError):  # the model lacks some of the tokenizer's ids
-                beginning = target[: options.max_tokens * TOKEN_CHARACTERS]
-                group = f"{similarity:.1f}"
-                found.append(draft_text_of(self.model, self.tokenizer, beginning, first, MEMORY, group))
-        return found
 
     @turn()
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
@@ -681,7 +602,7 @@ def draft_writer(
     tokenizer: Tokenizer,
     draft: EncoderDecoder,
     draft_tokenizer: Tokenizer,
-    prompt: DraftPrompt = DraftPrompt(),  # noqa: B008
+    prompt: DraftPrompt | None = None,
     prompt_prefixes: Sequence[str] = (),
 ) -> DraftWriter:
     """Return a writer with an engine of its own, for a draft model of another vocabulary."""
@@ -690,10 +611,14 @@ def draft_writer(
 
     engine = Engine(draft, draft_tokenizer, NoDrafter(), slots=MAX_WRITTEN)
     if model.audio is not None:
-        writer: DraftWriter = speech_api().draft_writer(model, tokenizer, draft, draft_tokenizer, engine)
-        return writer
+        require_subpackage("speech", "audio")
+        from .speech import api
+
+        return api.draft_writer(model, tokenizer, draft, draft_tokenizer, engine)
     target, drafting = TextModel(model, tokenizer), TextModel(draft, draft_tokenizer)
-    return TextWriter(target, drafting, PromptReader(target, drafting, prompt, prompt_prefixes), engine)
+    return TextWriter(
+        target, drafting, PromptReader(target, drafting, prompt or DraftPrompt(), prompt_prefixes), engine
+    )
 
 
 def timed_drafter(
@@ -719,22 +644,6 @@ def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[R
     for request in requests:
         if request.error:
             raise InputError(request.error)
-
-
-def speech_api() -> ModuleType:
-    """Return the module with the transcription functions, which is imported on first use."""
-    require_subpackage("speech", "audio")
-    from .speech import api
-
-    return api
-
-
-def documents_api() -> ModuleType:
-    """Return the module that decodes documents, which is imported on first use."""
-    require_subpackage("documents", "text")
-    from .documents import api
-
-    return api
 
 
 def warn_without_effect(options: GenerationOptions, names: Iterable[str]) -> None:

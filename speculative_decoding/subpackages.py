@@ -1,6 +1,12 @@
-"""Checks which optional subpackages this copy of the package has: folders that can be left out."""
+"""The optional subpackages: folders of this package that can be left out."""
 
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import MethodType, ModuleType
+from typing import Any, NamedTuple
 
 from .errors import InputError
 
@@ -15,3 +21,28 @@ def require_subpackage(name: str, field: str | None = None) -> None:
         raise InputError(
             f"needs the folder speculative_decoding/{name}, which this copy lacks", field, "install the whole package"
         )
+
+
+def lazy_module(name: str, field: str) -> ModuleType:
+    """Stand for a module of an optional subpackage, whose functions are assigned as methods in the body of a class.
+
+    Args:
+        name: The module, relative to this package.
+        field: The argument that an error is about if the subpackage was left out.
+    """
+    module = ModuleType(name)
+    module.__getattr__ = partial(LazyMethod, name, field)  # type: ignore[method-assign]  # PEP 562
+    return module
+
+
+class LazyMethod(NamedTuple):
+    """A function of a `lazy_module` as a method. The first access imports the module, so `help` shows the function."""
+
+    module: str
+    field: str
+    function: str
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        require_subpackage(self.module.split(".")[0], self.field)
+        function = getattr(import_module(f".{self.module}", __package__), self.function)
+        return function if instance is None else MethodType(function, instance)

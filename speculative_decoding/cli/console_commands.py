@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text as Line
 
 from ..decoding.prompt import check_languages, check_token_ids
-from ..drafters import with_default_drafter
 from ..errors import InputError, Message, Name, shown, similar_names
 from ..loading.load import model_names
 from ..loading.pair import SELF_DRAFT, ModelPair
@@ -107,9 +106,9 @@ class ConsoleState:
 
     def change(self, changes: Mapping[str, Any]) -> None:
         """Change options. Raises `InputError`, and changes nothing, if they conflict with each other or the models."""
-        with_default_drafter(self.options.override(changes), self.session.draft_model).require_effect(changes)
-        options = replace(self.options, **changes)
-        replace(self.session, options=options)  # checks the options with the models
+        options = self.options.override(changes)
+        changed = replace(self.session, options=options)  # checks the options with the models
+        changed.options_with({}).require_effect(changes)
         check_token_ids(options.eos_token_ids, self.session.model.config.vocab_size)
         check_languages(self.session.model, self.session.tokenizer, options, self.flags.prefix)
         self.session.options = options
@@ -137,7 +136,7 @@ class ConsoleState:
             for name, spec in option_specs().items()
             if (value := getattr(self.options, name)) != spec.default
         }
-        previous = replace(self.config, options=self.session.options_with({}), given=changed.keys())
+        previous = replace(self.config, chosen=self.options, given=changed.keys())
         # The prompt of a draft model is for the previous one
         flags = replace(self.config.flags, draft_prefix=None, draft_src_lang=None, draft_tgt_lang=None)
         config = replace(make_run_config(paths, changed, flags), memory=self.config.memory)
@@ -296,7 +295,7 @@ for name, spec in {**specs_of(PromptFlags), **option_specs()}.items():
 
 
 def describe_models(state: ConsoleState) -> str:
-    return replace(state.config, options=state.session.options_with({})).describe(drafts_text=state.session.drafts_text)
+    return replace(state.config, chosen=state.options).describe(drafts_text=state.session.drafts_text)
 
 
 @Command("/model [TARGET [DRAFT]]", "use other models, or show the current ones", describe_models, model_names)

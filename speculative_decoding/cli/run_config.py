@@ -182,7 +182,8 @@ def make_run_config(
     models: ModelFlags, given: Mapping[str, Any], flags: DraftFlags, may_sample: bool = False
 ) -> RunConfig:
     """Build the configuration from options by name. Raises `InputError` for options and flags without effect."""
-    options = with_default_drafter(GenerationOptions(**given), models.draft_model)
+    config = RunConfig(models, GenerationOptions(**given), flags, frozenset(given))
+    options = config.options
     # --num-draft 0 turns drafting off, so it is valid with any drafter
     changed = {name for name, value in given.items() if value not in (option_specs()[name].default, 0)}
     changed |= {name for name in DRAFTERS_OF_FLAGS if getattr(flags, name) not in (None, ())}
@@ -210,9 +211,9 @@ def make_run_config(
             )
     (options.with_values(temperature=1.0) if may_sample else options).require_effect(given)
     if flags.draft_text_file:
-        options = flags.add_draft_texts(options)
-        flags = replace(flags, draft_text_file=())  # so that other models in the console do not add the texts again
-    return RunConfig(models, options, flags, frozenset(given))
+        without = replace(flags, draft_text_file=())  # so that other models in the console do not add the texts again
+        config = replace(config, chosen=flags.add_draft_texts(config.chosen), flags=without)
+    return config
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,7 @@ class RunConfig:
     """Configuration of a run.
 
     models: The models, by folder.
-    options: The options, with the name of the default drafter if the user chose none.
+    chosen: The options that the user chose. `drafter` is None for the default drafter.
     given: The names of the decoding options that the user chose.
     shard: Splits the target among processes; see `open_model`.
     prompt_prefixes: The texts that prompts may begin with; see `Session`.
@@ -228,12 +229,17 @@ class RunConfig:
     """
 
     models: ModelFlags
-    options: GenerationOptions
+    chosen: GenerationOptions
     flags: DraftFlags
     given: Collection[str] = ()
     shard: Shard | None = None
     prompt_prefixes: Sequence[str] = ()
     memory: TranslationMemory | None = None
+
+    @cached_property
+    def options(self) -> GenerationOptions:
+        """The chosen options, with the name of the drafter."""
+        return with_default_drafter(self.chosen, self.models.draft_model)
 
     def draft_settings(self) -> dict[str, Any]:
         """Return which drafts were made, for the statistics of a transcription."""
@@ -295,7 +301,7 @@ class RunConfig:
                 draft += "; also copies of the text" if drafts_text else " and copies of the text"
         if options.draft_tokens != 0 and options.follows_texts and (count := len(options.draft_text)):
             draft += f", {count} draft text{'s' * (count > 1)}"
-        if models.draft_model is None and "drafter" not in self.given:
+        if models.draft_model is None and self.chosen.drafter is None:
             from ..loading.suggested_drafts import suggested_draft
 
             if suggestion := suggested_draft(models.model):
@@ -342,7 +348,7 @@ class RunConfig:
 
         used: The languages among the options that have another use, as in documents.
         """
-        path, options, memory = self.flags.memory, self.options, self.memory
+        path, options, memory = self.flags.memory, self.chosen, self.memory
         if path is not None and memory is None:
             memory = open_memory(path, pair, src_lang=options.src_lang, tgt_lang=options.tgt_lang)
             if not launched_rank():  # the other ranks read it, too
@@ -351,11 +357,11 @@ class RunConfig:
             used = LANGUAGES
         if not (options.src_lang is None and options.tgt_lang is None):
             options = self._told_languages(pair.target, used)
-        return replace(self, options=options, memory=memory)
+        return replace(self, chosen=options, memory=memory)
 
     def _told_languages(self, target: ModelHandle, used: Collection[str]) -> GenerationOptions:
         """Return the options with the languages that the model is told: not those that have only their other use."""
-        options, prefix = self.options, "".join(self.prompt_prefixes)
+        options, prefix = self.chosen, "".join(self.prompt_prefixes)
         try:
             told = check_languages(target.model, target.tokenizer, options, prefix)
         except InputError:
@@ -375,18 +381,16 @@ class RunConfig:
         path = self.flags.ngram_store
         if path is not None and not path.exists():
             require_writable(path, "ngram_store")
-        options = self.options
-        if "drafter" not in self.given:  # a request with beams has a different default
-            options = options.with_values(drafter=None)
+        draft_prompt = [getattr(self.flags, name) for name in DRAFT_PROMPT]
         vocabulary = None if self.flags.draft_vocab_text is None else self._draft_vocabulary(pair)
         with memory_limits():
             session = load_session(
                 pair,
-                options,
+                self.chosen,
                 store=path,
                 draft_vocabulary=vocabulary,
                 memory=self.memory,
-                draft_prompt=DraftPrompt(*(getattr(self.flags, name) for name in DRAFT_PROMPT)),
+                draft_prompt=DraftPrompt(*draft_prompt) if any(each is not None for each in draft_prompt) else None,
                 given=self.given,
             )
             session.prompt_prefixes = self.prompt_prefixes

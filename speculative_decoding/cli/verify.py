@@ -13,7 +13,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..drafters import with_default_drafter
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.values import Int
@@ -82,7 +81,7 @@ def chosen_trials(chosen: argparse.Namespace) -> tuple[RunConfig, list[Trial]]:
     given = given_options(chosen)
     paths = flags_from(ModelFlags, chosen).find()
     flags = flags_from(DraftFlags, chosen)
-    drafters = given.pop("drafter", [with_default_drafter(GenerationOptions(), paths.draft_model).drafter])
+    drafters = given.pop("drafter", [RunConfig(paths, GenerationOptions(), flags).options.drafter])
     lengths = given.pop("num_draft_tokens", [GenerationOptions.num_draft_tokens])
     seeds = given.pop("seed", [0])
     slot_counts = getattr(chosen, "slots", [1])
@@ -92,8 +91,7 @@ def chosen_trials(chosen: argparse.Namespace) -> tuple[RunConfig, list[Trial]]:
         raise InputError("none leaves nothing to compare", "drafter", "choose another")
     for mode in modes:
         make_run_config(paths, given | mode.keywords, flags)  # raises for options without effect
-    options = flags.add_draft_texts(with_default_drafter(GenerationOptions(**given), paths.draft_model))
-    config = RunConfig(paths, options, flags, given.keys())
+    config = RunConfig(paths, flags.add_draft_texts(GenerationOptions(**given)), flags, given.keys())
     require_comparable(config.options)
     return config, [Trial(*each) for each in product(modes, slot_counts, seeds)]
 

@@ -9,10 +9,10 @@ from typing import Any, Unpack
 
 from ..decoding.prompt import fits, language_prefix, require_characters
 from ..errors import UnknownOption
+from ..rows.session_like import SessionLike
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs, suggested_option, validate
 from ..sampling.values import ListOf, Text
-from ..session import Session
 from .decoder import DocumentDecoder
 from .decoding import Rules
 from .options import DocumentKeywords, DocumentOptions
@@ -27,12 +27,12 @@ OWN = ("prefix", "keep", "slots")
 READING = ("format", "unit", "unwrap", "fields")
 
 
-def rules_for(session: Session, options: GenerationOptions, prefix: str = "", keep: Collection[str] = ()) -> Rules:
+def rules_for(session: SessionLike, options: GenerationOptions, prefix: str = "", keep: Collection[str] = ()) -> Rules:
     """Return the `Rules` for pieces that a session decodes. keep: terms that must appear unchanged in the outputs."""
     return Rules(lambda text: fits(session.model, session.tokenizer, prefix + text, options), frozenset(keep))
 
 
-def document(session: Session, text: str, **options: Unpack[DocumentKeywords]) -> DecodedDocument:
+def document(session: SessionLike, text: str, **options: Unpack[DocumentKeywords]) -> DecodedDocument:
     """Decode a document sentence by sentence. Sentences are batched, and each output is the same as without a batch.
 
     Args:
@@ -50,7 +50,7 @@ def document(session: Session, text: str, **options: Unpack[DocumentKeywords]) -
     return DecodedDocument(written, findings.by_line(), decoder.scheduler.num_parts, decoder.scheduler.stats)
 
 
-def document_parts(session: Session, text: str, **options: Unpack[DocumentKeywords]) -> Iterator[DocumentPart]:
+def document_parts(session: SessionLike, text: str, **options: Unpack[DocumentKeywords]) -> Iterator[DocumentPart]:
     """Decode a document like `document`, but yield each part as soon as this part and all earlier parts are decoded.
 
     The arguments are validated by the call itself, before iteration. Findings about unusual lengths are not reported,
@@ -60,7 +60,7 @@ def document_parts(session: Session, text: str, **options: Unpack[DocumentKeywor
 
 
 def prepared(
-    session: Session, text: str, **options: Unpack[DocumentKeywords]
+    session: SessionLike, text: str, **options: Unpack[DocumentKeywords]
 ) -> tuple[DocumentDecoder, Iterator[Literal | Piece]]:
     """Return a decoder and the parts of a document. Raises `InputError` for an invalid text or option."""
     text = validate("text", Text(may_be_empty=True), text)

@@ -13,11 +13,11 @@ from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..rows.parts import PartScheduler, Task, Window, decode_in_order
 from ..rows.scheduling import BatchResult
+from ..rows.session_like import SessionLike
 from ..sampling import GenerationOptions
 from ..sampling.keywords import OptionKeywords
 from ..sampling.options import option_specs
 from ..sampling.random import row_seed
-from ..session import Session
 from .decoding import Rules, Steps, decode_piece
 from .pieces import Piece
 from .results import DecodedPiece
@@ -48,7 +48,7 @@ class DocumentDecoder:
 
     def __init__(
         self,
-        session: Session,
+        session: SessionLike,
         rules: Rules,
         *,
         prefix: str = "",

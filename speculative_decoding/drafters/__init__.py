@@ -6,7 +6,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import InputError, Message
+from ..loading.pair import token_difference
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from ..sampling import GenerationOptions
@@ -16,7 +17,7 @@ from .ngram import NgramDrafter
 
 if TYPE_CHECKING:
     from .auto import AutoDrafter
-    from .draft_model import DraftModel
+    from .draft_model import DraftModel, DraftVocabulary
     from .head import BatchHeadDrafter
     from .model import BatchModelDrafter
     from .none import NoDrafter
@@ -48,6 +49,7 @@ __all__ = [
     "SeparateDrafters",
     "TextStore",
     "check_drafter",
+    "checked_draft",
     "choose_drafter",
     "model_drafter",
     "with_default_drafter",
@@ -89,18 +91,18 @@ def choose_drafter(
     make_model_drafter: Callable[[], BatchDrafter] | None = None,
     ngram: NgramDrafter | None = None,
 ) -> BatchDrafter:
-    """Build the drafter that the options name, or the default drafter. Raises `InputError`.
+    """Build the drafter that the options name. Raises `InputError`.
 
     Without a draft model, "auto" means "ngram". `build` in the drafter's module receives the n-gram drafter, the model
     drafter and the target's vocabulary size. A drafter that it does not use, according to `DRAFTERS`, is None.
 
     Args:
-        options: The options of all requests.
+        options: The options of all requests. `drafter` must not be None.
         target: The target.
         make_model_drafter: Builds the drafter for the draft model or head (see `model_drafter`); None without one.
         ngram: The n-gram drafter to use; a new one by default.
     """
-    choice = with_default_drafter(options, make_model_drafter).drafter
+    choice = options.drafter
     check_drafter(choice, make_model_drafter)
     vocab_size = target.config.vocab_size
     if not isinstance(choice, str):
@@ -118,13 +120,29 @@ def choose_drafter(
     return drafter
 
 
+def checked_draft(
+    draft: EncoderDecoder | DraftHead, target: EncoderDecoder, vocabulary: DraftVocabulary | None = None
+) -> DraftModel | DraftHead:
+    """Return the draft, limited to a vocabulary. Raises `InputError` if its tokens are not the target's."""
+    if isinstance(draft, DraftHead):
+        return draft if vocabulary is None else draft.with_frequent(vocabulary.ids)
+    from .draft_model import DraftModel
+
+    if (difference := token_difference(target, draft)) is not None:
+        raise InputError(
+            f"draft model: {difference}",
+            way_out=Message("give its {draft_tokenizer} to draft its text, or choose another draft"),
+        )
+    return DraftModel(draft, vocabulary)
+
+
 def model_drafter(
     draft_model: DraftModel | DraftHead, target: EncoderDecoder, shares_encoder: bool = False
 ) -> BatchDrafter:
     """Build the drafter for a draft model or head.
 
     Args:
-        draft_model: A draft model or head with the target's tokens (see `loading.pair.require_same_tokens`).
+        draft_model: A draft model or head with the target's tokens (see `checked_draft`).
         target: The target.
         shares_encoder: Whether the draft model uses the target's encoder (`models.shared_encoder`) and its output.
     """

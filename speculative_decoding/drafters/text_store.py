@@ -113,6 +113,11 @@ class TextStore:
             atomic_write(Path(path), f"{json.dumps(header_of(content))}\n{content}\n", mode=0o600)
 
     @classmethod
+    def open(cls, path: Path, vocabulary: str, max_ngram_size: int) -> TextStore:
+        """Read a file that `save` wrote, or return a new store if there is none. See `load`."""
+        return cls.load(path, vocabulary) if path.exists() else cls(max_ngram_size, vocabulary=vocabulary)
+
+    @classmethod
     def load(cls, path: str | Path, expected_vocabulary: str | None = None) -> TextStore:
         """Read a file that `save` wrote.
 

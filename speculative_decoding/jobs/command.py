@@ -212,7 +212,7 @@ def open_models(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
         config = config.with_memory(pair)
     say(config.describe(drafts_text=pair.drafts_text))
     if config.options.draft_tokens == 0:  # for example with --num-draft 0; a line cannot turn drafting on
-        config = replace(config, options=config.options.with_values(drafter="none"))
+        config = replace(config, chosen=config.chosen.with_values(drafter="none"))
     return config, pair
 
 

@@ -1,4 +1,4 @@
-"""Transcribes recordings with the speech model of a session. `Session` has the `transcribe*` functions as methods."""
+"""Transcribes recordings with the speech model of a session. The `transcribe*` functions are methods of `Session`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 from ..errors import InputError
 from ..models.base import EncoderDecoder
 from ..rows.scheduling import drive
+from ..rows.session_like import SessionLike
 from ..sampling.options import validate
 from ..sampling.values import Int
 from .audio_file import Audio
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
     from ..decoding.draft_writer import DraftEngine
     from ..drafters.writing import DraftWriter
     from ..loading.tokenizer import Tokenizer
-    from ..session import Session
 
 AnyEvent = TypeVar("AnyEvent", TranscriptionEvent, LiveUpdate)
 
 
 @shows_transcription_options
-def transcribe(session: Session, audio: Audio | Recording, **options: Unpack[TranscriptionKeywords]) -> Transcription:
+def transcribe(
+    session: SessionLike, audio: Audio | Recording, **options: Unpack[TranscriptionKeywords]
+) -> Transcription:
     """Transcribe a recording with a speech model, as openai-whisper's `transcribe` does.
 
     Args:
@@ -55,7 +57,7 @@ def transcribe(session: Session, audio: Audio | Recording, **options: Unpack[Tra
 
 @shows_transcription_options
 def transcribe_stream(
-    session: Session, audio: Audio | Recording, **options: Unpack[TranscriptionKeywords]
+    session: SessionLike, audio: Audio | Recording, **options: Unpack[TranscriptionKeywords]
 ) -> Iterator[TranscriptionEvent]:
     """Like `transcribe`, but yield segments as soon as they are finished. Options are checked when this is called."""
     return map(raise_error, transcribe_batch(session, [audio], slots=1, **options))
@@ -63,7 +65,7 @@ def transcribe_stream(
 
 @shows_transcription_options
 def transcribe_batch(
-    session: Session,
+    session: SessionLike,
     recordings: Iterable[Audio | Recording | Mapping[str, Any]],
     *,
     slots: int | None = None,
@@ -89,7 +91,7 @@ def transcribe_batch(
 
 @shows_transcription_options
 def transcribe_chunks(
-    session: Session,
+    session: SessionLike,
     audio: Audio | Recording,
     *,
     slots: int | None = None,
@@ -116,7 +118,7 @@ def transcribe_chunks(
 
 @shows_transcription_options
 def transcribe_live(
-    session: Session,
+    session: SessionLike,
     chunks: Iterable[Chunk],
     *,
     every: float = 1.0,
@@ -169,7 +171,7 @@ def live_updates(
 
 
 def new_scheduler(
-    session: Session,
+    session: SessionLike,
     options: TranscriptionOptions,
     decoding: Mapping[str, Any],
     slots: int | None = None,
@@ -216,7 +218,7 @@ def draft_writer(
     return SpeechWriter(SpeechText(tokenizer, model.audio), draft, SpeechText(draft_tokenizer, draft.audio), engine)
 
 
-def mel_bins(session: Session) -> list[int]:
+def mel_bins(session: SessionLike) -> list[int]:
     """Return the number of mel bins of the target, and of the draft model if it differs."""
     draft = session.draft_model
     models = [session.model, draft] if isinstance(draft, EncoderDecoder) else [session.model]

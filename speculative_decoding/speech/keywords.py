@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from ..errors import UnknownOption
 from ..models.whisper_tokens import AudioConfig
@@ -13,13 +13,13 @@ from .options import TranscriptionOptions, transcription_specs
 # The fields of `GenerationOptions` that can be set for a transcription. All others are determined by the transcription
 DECODING = {name: spec for name, spec in option_specs().items() if FOR_SPEECH in spec.marks}
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def shows_transcription_options(function: Callable[P, R]) -> Callable[P, R]:
-    """`shows_options` for functions that transcribe."""
-    return shows_options(function, {**transcription_specs(), **DECODING})
+def shows_transcription_options(function: Function) -> Function:
+    """`shows_options` for functions that transcribe. The type is the same, so that mypy resolves it in `Session`."""
+    shows_options(function, {**transcription_specs(), **DECODING})
+    return function
 
 
 class TranscriptionKeywords(TypedDict, total=False):

@@ -45,7 +45,7 @@ def names() -> dict[str, dict[str, list[str]]]:
     from speculative_decoding.server.service import Service
 
     python = {name: fields_of(getattr(speculative_decoding, name)) for name in speculative_decoding.__all__}
-    public = {name: each for name, each in vars(Session).items() if not name.startswith("_")}
+    public = {name: getattr(Session, name, each) for name, each in vars(Session).items() if not name.startswith("_")}
     methods = {name: parameters(each) if inspect.isfunction(each) else [] for name, each in public.items()}
     flags = {}
     for name, (module, _, _) in COMMANDS.items():

@@ -50,8 +50,6 @@ EXTENSION_POINTS = {
     ("cli.run_config", "distributed"),
     ("cli.run_config", "memory"),
 }
-# A session starts what an optional folder offers, which in turn uses a session. These are the only circles.
-CIRCLES = {("session", "documents.api"), ("session", "speech.api")}
 TOP_LEVEL_MODULES = 13
 PARAMETERS = 8
 PARAMETERS_MAY_BE_MORE = {"session.load", "generate.batch_generate"}  # users write its arguments by name
@@ -151,14 +149,13 @@ def is_allowed(each: Import) -> bool:
 
 
 def test_no_modules_import_each_other() -> None:
-    """Neither directly nor through others, also for type checkers and in functions, except for `CIRCLES`."""
+    """Neither directly nor through others, also for type checkers and in functions."""
     graph: dict[str, set[str]] = {name: set() for name in MODULES}
     for each in imports_of(MODULES):
         parent = each.imported.rpartition(".")[0]
         names = (each.imported, f"{each.imported}.__init__", parent, f"{parent}.__init__")
         name = next((name for name in names if name in MODULES), None)
-        is_circle = (each.importer, name) in CIRCLES and each.when == LATE
-        if name is not None and name != each.importer and not is_circle:
+        if name is not None and name != each.importer:
             graph[each.importer].add(name)
     while graph:  # leave out modules that import nothing else, or that nothing else imports
         imported = set().union(*graph.values()) if graph else set()
