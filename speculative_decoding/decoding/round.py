@@ -231,8 +231,8 @@ def verify_rows(rows: Sequence[Request], draft: Draft, logits: mx.array) -> Veri
     logprobs = logprobs_of(draft, result, logits) if any(own.logprobs for own in options) else None
     observed = None
     if any(row.observer is not None for row in rows):
-        observed = result.processed_logits  # of some rules
-        if observed is None:
+        observed = result.processed_logits
+        if observed is None:  # this rule decides by other values
             tokens_before = token_history(rows, draft.tokens)  # what penalties and constraints depend on
             observed = processed_logits(logits, options, tokens_before)
         observed = observed.astype(mx.float32)

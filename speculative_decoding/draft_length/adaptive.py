@@ -133,7 +133,8 @@ class AdaptiveLength(DraftLength):
         if not any(limits):
             return [0] * len(limits)
         costs = self._costs(len(limits))
-        longest = {kind: self._longest(kind) for kind in kinds}
+        most = self._max_draft_tokens
+        longest = {kind: min(most, LONGEST_COPY if kind in COPIES else LONGEST) for kind in kinds}
         limits = [min(limit, longest[kind]) for kind, limit in zip(kinds, limits, strict=True)]
         lengths, self._speedup = self._best(kinds, limits, costs)
         lengths = {kind: min(length, longest[kind]) for kind, length in lengths.items()}
@@ -174,9 +175,6 @@ class AdaptiveLength(DraftLength):
             positions = COPY_POSITIONS if kind in COPIES else LONGEST
             self._kinds[kind] = Acceptance(self._prior if kind == MODEL else (), positions)
         return self._kinds[kind]
-
-    def _longest(self, kind: str) -> int:
-        return min(self._max_draft_tokens, LONGEST_COPY if kind in COPIES else LONGEST)
 
     def _request_wider_pass(self, kinds: Sequence[str], limits: Sequence[int], costs: RoundCosts) -> None:
         """Request the narrowest untimed pass that would be worthwhile at the cost of the widest timed one."""
