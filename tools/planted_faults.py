@@ -515,7 +515,7 @@ speech/tracks.py: any number of packets is kept in memory | speech/test_tracks.p
 speech/audio_file.py: an estimated length is one of a header | speech/test_audio_file.py
 - if states_length else 0.0
 + if True else 0.0
-speech/resumption.py: a log is continued with other settings | speech/test_resumption.py
+speech/logs.py: a log is continued with other settings | speech/test_resumption.py
 - settings = {"recording": [*source], "settings": self._settings}
 + settings = {"recording": [*source]}
 speech/transcription.py: a continued window has no text before it | speech/test_resumption.py
@@ -524,7 +524,7 @@ speech/transcription.py: a continued window has no text before it | speech/test_
 speech/segments.py: timestamps without rules move the next window | speech/test_transcription.py
 - return Split([all_of_it], window.seek + window.size, False)
 + return split(decoded, window, text)
-speech/ledger.py: an output counts as finished before it is written | speech/test_folders.py
+speech/logs.py: an output counts as finished before it is written | speech/test_folders.py
 -             if status == DONE:
 -                 self._finished
 +             if status:

@@ -26,7 +26,7 @@ from ..sampling import GenerationOptions
 from ..sampling.options import DEFAULT_RULE, option_specs
 from ..sampling.values import Bool, Flag, Int, ListOf, Text, Value
 from .audio_file import AudioFile, AudioSource, BegunSource, open_source
-from .formats import FORMATS
+from .formats import FORMATS, SUBTITLES, SubtitleOptions
 from .keywords import DECODING
 from .live.command import LiveFlags, require_live_flags, transcribe_live
 from .live.sources import open_live
@@ -36,7 +36,6 @@ from .output import Output, Report, duration, pass_on
 from .output_folder import OutputFolder
 from .scheduler import TranscriptionEvent, language_code
 from .segments import FRAMES_PER_SECOND
-from .subtitle_options import SUBTITLES, SubtitleOptions
 from .transcription import ResumePoint
 
 FILES = (

@@ -13,9 +13,8 @@ from ..cli.progress import ShowProgress, progress
 from ..decoding.results import GenerationStats
 from ..errors import InputError, one_line
 from ..rows.scheduling import in_order
-from .formats import NO_OPTIONS, STREAMED
+from .formats import NO_OPTIONS, STREAMED, SubtitleOptions
 from .scheduler import TranscriptionEvent
-from .subtitle_options import SubtitleOptions
 
 NAMED_FAILURES = 10  # in the last line; each error has already been printed
 

@@ -16,10 +16,9 @@ from ..errors import InputError, Name, writing
 from ..runs.log import Log
 from ..runs.places import NamedFile, content_hash, new_file, not_replaced, require_folder
 from .audio_file import is_open_pipe
-from .ledger import LOG_FORMAT, Ledger, Source, Written, finished_outputs
+from .formats import SUBTITLES, SubtitleOptions
+from .logs import LOG_FORMAT, Ledger, ResumptionLogs, Source, Written, finished_outputs
 from .media_files import output_names, place
-from .resumption import ResumptionLogs
-from .subtitle_options import SUBTITLES, SubtitleOptions
 from .transcription import ResumePoint, Transcription, write
 
 LEDGER = ".transcribe.jsonl"

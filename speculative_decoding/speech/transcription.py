@@ -16,12 +16,11 @@ from ..decoding.results import GenerationStats
 from ..errors import InputError
 from ..models.source import AudioFrames
 from ..runs.places import atomic_file
-from .formats import FORMATS, NO_OPTIONS, STREAMED
+from .formats import FORMATS, NO_OPTIONS, STREAMED, SubtitleOptions
 from .hallucinations import cut_hallucinations, leading_silence
 from .options import TranscriptionOptions
 from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment, Window, end_of, split, whole
 from .speech_text import SpeechText
-from .subtitle_options import SubtitleOptions
 from .word_timestamps import TimedWord, add_words
 
 HIGH_TEMPERATURE = 0.5  # text sampled above this temperature is not continued by the next window

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
@@ -14,10 +14,9 @@ from ..models.base import EncoderDecoder
 from ..models.source import AudioFrames
 from ..models.threads import turn
 from ..models.whisper_tokens import AudioConfig
-from ..sampling import Constraints, GenerationOptions
+from ..sampling import Constraints, GenerationOptions, token_logprobs
 from ..sampling.random import sample_seed
 from .draft_texts import WindowDrafts
-from .evidence import Evidence
 from .options import TranscriptionOptions
 from .segments import FRAMES_PER_POSITION, FRAMES_PER_SECOND, DecodedWindow, Window
 from .speech_text import SpeechText
@@ -26,6 +25,37 @@ from .transcription import Attempt
 from .word_timestamps import TimedWord, align
 
 MAX_POSITIONS = 448  # of every published Whisper model
+
+
+@dataclass(eq=False)
+class Evidence:
+    """An `Observer` that measures one request.
+
+    Args:
+        position: The number of decoder tokens after which the probability of `token` is measured. They are all forced.
+        token: The token that means that there is no speech.
+
+    Attributes:
+        probability: The probability of `token`, (1,); lazy.
+        sum_logprob: The log-probability of the output, with constraints and at temperature 1; 0 with beams.
+    """
+
+    position: int
+    token: int
+    probability: mx.array | None = field(init=False, default=None)
+    sum_logprob: float = field(init=False, default=0.0)
+
+    def prefilled(self, logits: mx.array) -> None:
+        self.probability = mx.exp(token_logprobs(logits.astype(mx.float32), mx.array(self.token)))
+
+    def committed(self, logits: np.ndarray, tokens: Sequence[int]) -> None:
+        """Add the log-probabilities of the committed tokens, on the host, where the list of these tokens is.
+
+        logits: (N, V) float32.
+        """
+        largest = logits.max(axis=-1)
+        logsumexp = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=-1, dtype=np.float64))
+        self.sum_logprob += float((logits[np.arange(len(tokens)), tokens] - logsumexp).sum())
 
 
 @dataclass(frozen=True)

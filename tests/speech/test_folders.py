@@ -25,7 +25,7 @@ from speculative_decoding.runs import log as log_module
 from speculative_decoding.runs.log import Log
 from speculative_decoding.runs.places import folded
 from speculative_decoding.speech.formats import FORMATS
-from speculative_decoding.speech.ledger import LOG_FORMAT, Ledger, Source, Written
+from speculative_decoding.speech.logs import LOG_FORMAT, Ledger, Source, Written
 from speculative_decoding.speech.media_files import output_names, recordings_in, without_repeats
 from speculative_decoding.speech.output_folder import LEDGER
 from speculative_decoding.speech.transcription import write

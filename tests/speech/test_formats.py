@@ -13,9 +13,8 @@ import pytest
 
 from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.errors import InputError
-from speculative_decoding.speech.formats import STREAMED, srt, timestamp
+from speculative_decoding.speech.formats import STREAMED, SUBTITLES, SubtitleOptions, srt, timestamp
 from speculative_decoding.speech.segments import Segment, Word
-from speculative_decoding.speech.subtitle_options import SUBTITLES, SubtitleOptions
 from speculative_decoding.speech.transcription import Transcription, write
 from tests.support.paths import ROOT
 

@@ -12,8 +12,7 @@ import pytest
 
 from speculative_decoding.cli import programs
 from speculative_decoding.session import Session
-from speculative_decoding.speech.ledger import Source
-from speculative_decoding.speech.resumption import ResumptionLogs
+from speculative_decoding.speech.logs import ResumptionLogs, Source
 from speculative_decoding.speech.scheduler import Scheduler, TranscriptionEvent
 from speculative_decoding.speech.transcription import ResumePoint
 from tests.support.kill_states import KillStates
