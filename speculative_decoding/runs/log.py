@@ -1,8 +1,8 @@
 """The log of a run records finished work, so that an interrupted run can be continued.
 
 A log is a text file. Its first line, the header, contains the settings that all records depend on. Every other line is
-a record of finished work. A log without settings has no header: in an output folder of transcripts, each record has its
-own settings; the settings of a job are in a second file, because the log of a job is its output.
+a record of finished work. Two logs have no header. In the log of an output folder of transcripts, each record has its
+own settings. The settings of a job are in a second file, because the log of a job is its output.
 
 To continue, a run locks the log, compares the settings with its own, and reads the records. A killed process leaves at
 most one incomplete line at the end. After a power failure, the end of the file may be missing or consist of zero bytes.

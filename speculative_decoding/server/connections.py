@@ -51,7 +51,7 @@ class LimitedConnection(H11Protocol):
 
     uvicorn limits only the time between requests. This class also limits the time to receive headers. It reads the rest
     of a refused body within limits, because many clients read the response only after they have sent the body. If there
-    are too many connections, a new connection replaces the one that has waited longest for a complete request, whereas
+    are too many connections, a new connection replaces the one that has waited longest for a complete request.
     uvicorn's own limit would refuse the new connection. When a connection is upgraded to a WebSocket, `LimitedSocket`
     replaces this class, and the connection counts until the socket ends.
 

@@ -213,7 +213,7 @@ def field_of(name: str, table: Mapping[str, Field], path: str) -> Field:
 
 
 def option_names(table: Mapping[str, Field], path: str = "") -> dict[str, str]:
-    """Return option name -> field name, for options whose field has another name or is in an object.
+    """Map options to the names of their fields. Contains the options whose field has another name or is in an object.
 
     path: The path of the object, with a dot at the end; "" for the root.
     """

@@ -1,7 +1,7 @@
 """Parses forms in multipart/form-data (RFC 7578) in memory, with python-multipart.
 
-The caller has limited the size of the body. The number of parts, their headers and padding are limited here, so that
-the parsing time is at most proportional to the size of the body.
+The caller has limited the size of the body. This module limits the number of parts, their headers and the padding, so
+the parsing time is at most proportional to the size.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ class TextScheduler(PartScheduler):
     The number of a client's prompt is an integer. The number of a prompt of a text is ((text, part), prompt). Prompts
     of texts wait for turns (see `Lane`), and each text has at most `max_prompts` prompts in an engine.
 
-    The second engine, `others`, serves clients' prompts, and prompts of a text whose client has no other prompt in an
-    engine, so that these prompts do not wait for a slot. Both engines get the same share of time, because rounds of
+    The second engine, `others`, decodes the prompts that do not wait for a slot: clients' prompts, and a prompt of a
+    text if its client has no other prompt in an engine. Both engines get the same share of time, because rounds of
     `prompts` may be slow.
 
     Args:

@@ -2,8 +2,8 @@
 
 This is fair queueing (Demers, Keshav and Shenker, 1989) with two levels. Virtual time is the service that each entry
 would have received if the service had been shared equally. A new entry starts at the current virtual time, minus a
-credit for its first turn. It is therefore served next, but it is not compensated for the time before its arrival, so a
-stream of new entries does not starve the others.
+credit for its first turn, so the new entry is served next. A new entry is not compensated for the time before its
+arrival, so a stream of new entries does not starve the others.
 """
 
 from __future__ import annotations
