@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -125,12 +125,18 @@ def one_line(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
-def similar_names(name: str, known: Collection[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the known names that `name` may misspell, best first.
+def similar_names(
+    name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6, key: Callable[[str], str] = str
+) -> list[str]:
+    """Return the known names that `name` may misspell, best first. A long text has none: comparing it takes seconds.
 
-    A long text misspells none: comparing it would take seconds. cutoff: the lowest similarity, from 0 to 1.
+    cutoff: the lowest similarity, from 0 to 1.
+    key: returns the part of a name that is compared. Of several names with the same part, the first one counts.
     """
-    return get_close_matches(name, known, count, cutoff) if len(name) <= MAX_MISSPELT else []
+    if len(key(name)) > MAX_MISSPELT:
+        return []
+    names = {key(each): each for each in reversed([*known])}
+    return [names[each] for each in get_close_matches(key(name), names, count, cutoff)]
 
 
 @contextmanager

@@ -204,10 +204,10 @@ def find(name: str) -> Command:
     """Return the command. Raises an `InputError` that suggests a command with a similar name."""
     if name in COMMANDS:
         return COMMANDS[name]
-    words = [command.removeprefix("/") for command in COMMANDS]
-    word = name.removeprefix("/")
-    similar = [each for each in words if word and each.startswith(word)] or similar_names(word, words, 1, 0.7)
-    hint = f"did you mean /{similar[0]}?" if similar else "/help lists all commands"
+    command = f"/{name.removeprefix('/')}"
+    similar = [each for each in COMMANDS if command != "/" and each.startswith(command)]
+    similar = similar or similar_names(command, COMMANDS, 1, 0.7, key=lambda each: each.removeprefix("/"))
+    hint = f"did you mean {similar[0]}?" if similar else "/help lists all commands"
     raise InputError(f"{name}: unknown command; {hint} (to start a prompt with /, type //)")
 
 

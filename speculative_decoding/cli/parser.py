@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from ..errors import InputError, Message, one_line, similar_names
-from ..sampling.options import OTHER_NAMES, is_address, option_specs, refusal
+from ..sampling.options import OPTIONS_BY_OTHER_NAME, is_address, option_specs, refusal
 from ..sampling.values import BASIC, PYTHON_ONLY, Bool, ListOf, OptionSpec, Text, Value, specs_of
 from ..version import __version__
 
@@ -78,12 +78,14 @@ class Parser(argparse.ArgumentParser):
             return "unexpected argument; put a text with spaces in quotes, and give each argument once"
         from .other_flags import hint
 
-        known = {each.strip("-"): each for each in self._option_string_actions}
         name = given.strip("-").replace("-", "_")
-        same = [own for each in (name, *OTHER_NAMES.get(name, ())) if (own := self._flag_of(each)) is not None]
+        same = [
+            own for each in (name, *OPTIONS_BY_OTHER_NAME.get(name, ())) if (own := self._flag_of(each)) is not None
+        ]
         way_out = f"did you mean {same[0]}?" if same else hint(name, self._flag_of)
-        if not way_out and (meant := similar_names(given.strip("-"), known, 1, 0.7)):
-            way_out = f"did you mean {known[meant[0]]}?"
+        known = self._option_string_actions
+        if not way_out and (meant := similar_names(given, known, 1, 0.7, key=lambda each: each.strip("-"))):
+            way_out = f"did you mean {meant[0]}?"
         return f"{one_line(given[:60])}: unknown option{way_out and '; '}{way_out}"
 
     def _flag_of(self, field: str) -> str | None:

@@ -28,7 +28,7 @@ COMMANDS = {  # name: (module, subpackage that contains the command or None, hel
     "verify": ("cli.verify", None, "check that drafts leave the output unchanged"),
     "doctor": ("doctor.command", "doctor", "measure this device and check kernels and drafts"),
 }
-OTHER_NAMES = {  # what other programs call a command, or users its purpose
+COMMANDS_BY_OTHER_NAME = {  # what other programs call a command, or users its purpose
     **dict.fromkeys(("translate", "translation", "translator", "localize"), "document"),
     **dict.fromkeys(("whisper", "subtitle", "subtitles", "caption", "captions", "stt", "asr", "live"), "transcribe"),
     **dict.fromkeys(("run", "infer", "inference", "predict", "summarize", "prompt"), "generate"),
@@ -59,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "--version":
         print(f"{PROGRAM} {__version__}")
         return 0
-    meant = [each for each in [OTHER_NAMES.get(name)] if each in commands] or similar_names(name, commands, 1)
+    meant = [each for each in [COMMANDS_BY_OTHER_NAME.get(name)] if each in commands] or similar_names(
+        name, commands, 1
+    )
     if meant:
         common.say(f"{PROGRAM}: error: {name}: unknown command; did you mean {meant[0]}?")
     else:  # the argument may be a prompt, so it is not printed

@@ -210,8 +210,7 @@ def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
         tag = tags.get(matching_language(language, tags) or "")
         way_out = f"put {tag} before the prompt" if tag else "leave it out"
         raise InputError(f"{short_repr(language)} has no effect: this model has no languages", name, way_out)
-    nearest = similar_names(language.lower(), [each.lower() for each in languages], 3, 0.5)
-    meant = " or ".join(each for each in languages if each.lower() in nearest)
+    meant = " or ".join(similar_names(language, languages, 3, 0.5, key=str.lower))
     raise InputError(
         f"{short_repr(language)} is an unknown language",
         name,

@@ -9,7 +9,7 @@ from typing import Any
 from ..checkpoints.json_text import is_json_value
 from ..cli.lines import InputLine
 from ..errors import InputError, Message, UnknownOption, similar_names
-from ..sampling.options import MAX_DRAFT_TOKENS, OTHER_NAMES, listed, meant_options, option_specs
+from ..sampling.options import MAX_DRAFT_TOKENS, OPTIONS_BY_OTHER_NAME, listed, meant_options, option_specs
 from ..sampling.values import Int, Text, Value
 
 # Options that a line may set. All prompts of a job share the decoder prefix, and records contain no logprobs. With an
@@ -105,7 +105,7 @@ PROMPT = LineFields(
     PROMPT_FIELDS,
     RECORD_FIELDS,
     {
-        **{similarity_key(name): tuple(meant_options(name, option_specs())) for name in OTHER_NAMES},
+        **{similarity_key(name): tuple(meant_options(name, option_specs())) for name in OPTIONS_BY_OTHER_NAME},
         **{similarity_key(name): (name,) for name in (*PROMPT_FIELDS, *JOB_OPTIONS)},
     },
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..sampling import GenerationOptions
-from ..sampling.options import OTHER_NAMES, meant_options, validate
+from ..sampling.options import OPTIONS_BY_OTHER_NAME, meant_options, validate
 from ..sampling.values import Text
 from ..speech.keywords import DECODING, split_options
 from ..speech.options import transcription_specs
@@ -26,7 +26,11 @@ RECORDING = LineFields(
     {*RECORD_FIELDS, "language", "seconds", "segments"},
     {
         **dict.fromkeys(map(similarity_key, LINE_OPTIONS.keys() - set(FIELDS)), ()),
-        **{similarity_key(name): tuple(meant) for name in OTHER_NAMES if (meant := meant_options(name, FIELDS))},
+        **{
+            similarity_key(name): tuple(meant)
+            for name in OPTIONS_BY_OTHER_NAME
+            if (meant := meant_options(name, FIELDS))
+        },
         **{similarity_key(name): (name,) for name in (*FIELDS, *JOB_OPTIONS)},
     },
 )

@@ -6,11 +6,10 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from difflib import SequenceMatcher
 from pathlib import Path
 
 from ..checkpoints import ADAPTER_CONFIG
-from ..errors import MAX_MISSPELT, InputError
+from ..errors import InputError, similar_names
 from ..sampling.options import is_address
 from . import hub
 from .names import FORMER_NAMES, MODELS, is_hub_name
@@ -49,7 +48,7 @@ class NoFolder(InputError):
             return
         self.is_final = False
         known = list(known)
-        self.nearest = nearest(name, [*folders_beside(name), *known])
+        self.nearest = similar_model(name, [*folders_beside(name), *known])
         suggestion = f"did you mean {self.nearest}? Otherwise " if self.nearest else ""
         problem = "not a folder" if only_paths else f"neither a folder nor a name in {MODELS}/ ({', '.join(known)})"
         super().__init__(
@@ -69,7 +68,7 @@ def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
         return fetch(name)
     except hub.UnknownModel as error:
         problem = error.problem if "/" in name else f"{missing.problem}, {error.reason}"
-        meant = missing.nearest or nearest(name, [*hub.cached_names(), *FORMER_NAMES])
+        meant = missing.nearest or similar_model(name, [*hub.cached_names(), *FORMER_NAMES])
         suggestion = f"did you mean {meant}? Otherwise " if meant not in (None, name) else ""
         raise InputError(problem, way_out=f"{suggestion}{error.way_out}") from error
 
@@ -90,7 +89,7 @@ def require_hub_name(missing: NoFolder) -> None:
 def download_adapter(name: str) -> Path:
     """Return the folder of an adapter on the Hub, for a name that is not a local folder. Raises `InputError`."""
     meant = name_in_address(name)
-    near = nearest(name, folders_beside(name, ADAPTER_CONFIG))
+    near = similar_model(name, folders_beside(name, ADAPTER_CONFIG))
     if meant or near or not is_hub_name(name):
         way_out = f"name the adapter on the Hub, {meant}" if meant else f"did you mean {near}?" if near else ""
         raise InputError(
@@ -122,7 +121,7 @@ def name_in_address(text: str) -> str | None:
     return match and match[1]
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def similar_model(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was probably meant, compared without organisations and parent folders.
 
     Digits must agree: `whisper-large-v2` is not a misspelled `whisper-large-v3`, but another model.
@@ -131,10 +130,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     def last_part(text: str) -> str:
         return text.rstrip("/").rsplit("/", 1)[-1].lower()
 
-    def similarity(candidate: str) -> float:
-        typed, meant = last_part(name), last_part(candidate)
-        has_same_digits = re.findall(r"\d", typed) == re.findall(r"\d", meant)
-        return SequenceMatcher(None, typed, meant).ratio() if has_same_digits else 0.0
+    def digits(text: str) -> list[str]:
+        return re.findall(r"\d", last_part(text))
 
-    best = None if len(last_part(name)) > MAX_MISSPELT else max(known, key=similarity, default=None)
-    return best if best is not None and similarity(best) >= SIMILARITY else None
+    similar = similar_names(
+        name, [each for each in known if digits(each) == digits(name)], 1, SIMILARITY, key=last_part
+    )
+    return similar[0] if similar else None

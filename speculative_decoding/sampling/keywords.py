@@ -1,4 +1,7 @@
-"""Options as keyword arguments, for type checkers and editors. Not imported at run time."""
+"""Options as keyword arguments, for type checkers and editors. The core does not import them at run time.
+
+Tests compare the names and types with the dataclasses that declare the options.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,16 @@ from collections.abc import Sequence
 from typing import Any, TypedDict
 
 
-class OptionKeywords(TypedDict, total=False):
-    """The fields of `GenerationOptions`, for `**options: Unpack[OptionKeywords]` (PEP 692)."""
+class SpeechKeywords(TypedDict, total=False):
+    """The fields of `GenerationOptions` that are also options of transcriptions, marked `FOR_SPEECH`."""
 
-    temperature: float
     top_k: int
     top_p: float
     min_p: float
     repetition_penalty: float | None
     no_repeat_ngram_size: int | None
-    min_tokens: int | None
     seed: int
-    max_tokens: int
-    src_lang: str | None
-    tgt_lang: str | None
-    stop: Sequence[str]
-    eos_token_ids: Sequence[int]
-    decoder_prefix: str | Sequence[int]
     num_beams: int
-    length_penalty: float | None
-    early_stopping: bool | str | None
-    num_return_sequences: int
     drafter: str | Any | None
     draft_text: str | Sequence[str]
     num_draft_tokens: int | str | Any
@@ -34,6 +26,22 @@ class OptionKeywords(TypedDict, total=False):
     delta: float
     max_ngram_size: int
     strict: bool | None
+    timed: bool
+
+
+class OptionKeywords(SpeechKeywords, total=False):
+    """All fields of `GenerationOptions`, for `**options: Unpack[OptionKeywords]` (PEP 692)."""
+
+    temperature: float
+    min_tokens: int | None
+    max_tokens: int
+    src_lang: str | None
+    tgt_lang: str | None
+    stop: Sequence[str]
+    eos_token_ids: Sequence[int]
+    decoder_prefix: str | Sequence[int]
+    length_penalty: float | None
+    early_stopping: bool | str | None
+    num_return_sequences: int
     allow_long_prompt: bool
     logprobs: bool
-    timed: bool

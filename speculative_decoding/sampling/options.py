@@ -1,7 +1,7 @@
 """The decoding options: names, types, defaults, limits and help texts.
 
 Python keywords, command-line flags, and the fields of input files and request bodies are all derived from
-`GenerationOptions`. To add an option, add a field there and a line to `OptionKeywords` in keywords.py.
+`GenerationOptions`. To add an option, add a field there and a line to keywords.py, which a test compares.
 
 A field is `name: Annotated[type, Value, "help", *marks] = default`. The marks are the constants below and those of
 values.py: `Flag("num-draft")` for a flag that differs from the name, `Flag(short="-m")` for a short form, `PYTHON_ONLY`
@@ -68,7 +68,9 @@ LOSSLESS_RULES = [name for name, facts in ACCEPTANCE.items() if LOSSLESS in fact
 COMPARABLE_RULES = [name for name, facts in ACCEPTANCE.items() if COMPARABLE in facts]
 DEFAULT_RULE, RELAXED_RULE = "coupled", "rejection"  # the defaults without and with a delta
 
-OTHER_NAMES: Mapping[str, Sequence[str]] = {  # name in other libraries or earlier versions -> options to suggest
+OPTIONS_BY_OTHER_NAME: Mapping[
+    str, Sequence[str]
+] = {  # name in other libraries or earlier versions -> options to suggest
     "num_beam_groups": (),
     "diversity_penalty": (),
     "beam_size": ("num_beams",),
@@ -488,7 +490,7 @@ def unknown_option(name: str) -> UnknownOption:
 
 def suggested_option(name: str, known: Collection[str]) -> Message:
     """Return a way out for an unknown option: the known options that may have been meant, or all of them."""
-    meant = meant_options(name, known) if name in OTHER_NAMES else similar_names(str(name), known, 1)
+    meant = meant_options(name, known) if name in OPTIONS_BY_OTHER_NAME else similar_names(str(name), known, 1)
     if meant:
         return Message("did you mean {names}?", names=listed(meant))
     return Message("there are {names}", names=listed(known))
@@ -496,7 +498,7 @@ def suggested_option(name: str, known: Collection[str]) -> Message:
 
 def meant_options(name: str, known: Collection[str]) -> list[str]:
     """Return the known options that another library or an earlier version calls `name`."""
-    return [each for each in OTHER_NAMES.get(name, ()) if each in known]
+    return [each for each in OPTIONS_BY_OTHER_NAME.get(name, ()) if each in known]
 
 
 def listed(names: Iterable[str]) -> Message:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import UnknownOption
 from ..models.whisper_tokens import AudioConfig
+from ..sampling.keywords import SpeechKeywords
 from ..sampling.options import FOR_SPEECH, option_specs, shows_options, suggested_option
 from .options import TranscriptionOptions, transcription_specs
 
@@ -22,7 +23,7 @@ def shows_transcription_options(function: Function) -> Function:
     return function
 
 
-class TranscriptionKeywords(TypedDict, total=False):
+class TranscriptionKeywords(SpeechKeywords, total=False):
     """The fields of `TranscriptionOptions` and the options in `DECODING`, for `**options: Unpack[...]` (PEP 692)."""
 
     task: str
@@ -48,21 +49,6 @@ class TranscriptionKeywords(TypedDict, total=False):
     prepend_punctuations: str
     append_punctuations: str
     sample_len: int | None
-    num_beams: int
-    drafter: str | Any | None
-    draft_text: str | Sequence[str]
-    num_draft_tokens: int | str | Any
-    acceptance: str | None
-    delta: float
-    max_ngram_size: int
-    strict: bool | None
-    seed: int
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float | None
-    no_repeat_ngram_size: int | None
-    timed: bool
 
 
 def split_options(

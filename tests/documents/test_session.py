@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import get_type_hints
+
 import pytest
+from speculative_decoding.documents.keywords import DocumentKeywords
 
 from speculative_decoding import InputError, Session
 from speculative_decoding.decoding.prompt import usual_max_tokens
 from speculative_decoding.documents.findings import CUT
+from speculative_decoding.documents.options import DocumentOptions
+from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.sampling.random import row_seed
+from speculative_decoding.sampling.values import specs_of
 
 PREFIX = "translate English to German: "
 SENTENCES = [
@@ -91,3 +98,9 @@ def test_a_document_is_a_text(pair: Session) -> None:
     with pytest.raises(InputError, match="text: contains a lone surrogate"):
         pair.document("a \ud800 b")
     assert pair.document("").text == ""
+
+
+def test_type_checkers_know_every_option_with_its_type() -> None:
+    specs = {**option_specs(), **specs_of(DocumentOptions)}
+    types = {name: spec.annotation for name, spec in specs.items() if name != "max_document"}
+    assert get_type_hints(DocumentKeywords) == {**types, "prefix": str, "keep": Sequence[str], "slots": int | None}

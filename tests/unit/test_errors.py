@@ -14,7 +14,7 @@ from speculative_decoding.cli import console_commands
 from speculative_decoding.cli.main import prompt_parser
 from speculative_decoding.cli.verify import verify_parser
 from speculative_decoding.errors import MAX_MISSPELT, Message, Name, UnknownOption, similar_names
-from speculative_decoding.loading.lookup import nearest
+from speculative_decoding.loading.lookup import similar_model
 from tests.support.paths import ROOT
 
 TRICKY = "num_draft_tokens {0} %s {word_timestamps} --top-k drafter"  # looks like names and placeholders
@@ -85,4 +85,4 @@ def test_a_long_name_is_compared_with_no_other(name: str, monkeypatch: pytest.Mo
     assert similar_names(name, ["temperature"]) == []
     caught(lambda: GenerationOptions().override({name: 1}))
     caught(lambda: console_commands.find(f"/{name}"))
-    assert nearest(name, ["t5-web-docs"]) is None
+    assert similar_model(name, ["t5-web-docs"]) is None

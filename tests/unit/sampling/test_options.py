@@ -11,7 +11,15 @@ from typing import Any, get_type_hints
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Session, batch_generate, generate, load, stream_generate
-from speculative_decoding.sampling.options import ACCEPTANCE, MAX_TOKENS, OTHER_NAMES, TAKES_DELTA, option_specs
+from speculative_decoding.sampling.keywords import OptionKeywords, SpeechKeywords
+from speculative_decoding.sampling.options import (
+    ACCEPTANCE,
+    FOR_SPEECH,
+    MAX_TOKENS,
+    OPTIONS_BY_OTHER_NAME,
+    TAKES_DELTA,
+    option_specs,
+)
 from speculative_decoding.subpackages import has_subpackage
 from tests.unit.sampling.test_values import examples
 
@@ -85,8 +93,11 @@ def test_an_unknown_option_gets_a_suggestion(given: str, meant: str) -> None:
 def test_suggestions_are_options_of_something() -> None:
     of_speech = {"sample_len", "language", "vad"}  # the tests of speech/ check them
     known = {*NAMES, "baseline", *of_speech}
-    assert {each for meant in OTHER_NAMES.values() for each in meant} <= known
-    assert not OTHER_NAMES.keys() & set(NAMES) - {"src_lang", "max_tokens"}  # transcriptions have other names for them
+    assert {each for meant in OPTIONS_BY_OTHER_NAME.values() for each in meant} <= known
+    assert not OPTIONS_BY_OTHER_NAME.keys() & set(NAMES) - {
+        "src_lang",
+        "max_tokens",
+    }  # transcriptions have other names for them
 
 
 def test_an_unknown_option_without_a_similar_name_gets_the_list_of_options() -> None:
@@ -212,6 +223,13 @@ def test_every_entry_point_shows_every_option_with_type_and_default(
         "temperature: float = 0.0" in page and "max_tokens: int = 100" in page and "strict: bool | None = None" in page
     )
     assert function.__doc__ and function.__doc__.split("\n")[0] in page
+
+
+def test_type_checkers_know_every_option_with_its_type() -> None:
+    types = {name: spec.annotation for name, spec in option_specs().items()}
+    assert get_type_hints(OptionKeywords) == types
+    for_speech = {name: types[name] for name, spec in option_specs().items() if FOR_SPEECH in spec.marks}
+    assert get_type_hints(SpeechKeywords) == for_speech
 
 
 def test_every_option_is_documented_and_load_shows_its_options() -> None:
