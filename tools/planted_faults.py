@@ -587,8 +587,8 @@ jobs/input.py: all lines are sampled with the same seed | jobs/test_jobs.py
 + row_seed(options.seed, 0)
 
 documents/decoding.py: what an output lost is not put back | documents/test_pieces.py
-- if lost := lost_parts(piece, fragile, decoded):
-+ if (lost := lost_parts(piece, fragile, decoded)) and not fragile:
+- if lost := lost_parts(piece, required, decoded):
++ if (lost := lost_parts(piece, required, decoded)) and not required:
 documents/places.py: markup may cross | documents/test_pieces.py
 - if found := [each for each in there if all(is_consistent(mark, each, *other) for other in taken)]:
 + if found := there:
@@ -640,7 +640,7 @@ documents/places.py: a point may be within a word | documents/test_pieces.py
 documents/pieces.py: code is decoded | documents/test_pieces.py
 -     if not is_language(text):
 +     if False:
-documents/fragile.py: a reference to a sign may be lost | documents/test_pieces.py
+documents/required_parts.py: a reference to a sign may be lost | documents/test_pieces.py
 -     spans += [mark for mark, place in own if not overlaps(place, kept) and not overlaps(place, taken)]
 +     spans += []
 documents/decoding.py: a lost number is not listed | documents/test_pieces.py

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from ..rows.parts import Output
 from .findings import CUT, FAILED, LOOP, LOST, MARKUP, PARTS, SHOWN, SPLIT, Finding
-from .fragile import fragile_parts, lost_characters, lost_parts, spans_around
 from .output_checks import loop_in
 from .pieces import Piece, around_tokens, divide
 from .places import enclosed_texts, find_places
+from .required_parts import lost_characters, lost_parts, required_parts, spans_around
 from .results import DecodedPiece, DecodedText
 from .splitting import Span, fitting_spans
 from .survival import lost_numbers, lost_signs
@@ -51,11 +51,11 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
     if len(spans) > 1:
         what = f"divided into {len(spans)} prompts, because the model does not accept it as one"
         findings.append(Finding(piece.line, SPLIT, what))
-    fragile = fragile_parts(piece, rules.terms)
-    if lost := lost_parts(piece, fragile, decoded):
-        decoded = yield from _decode_parts(piece, spans_around(piece, lost, fragile, rules.fits), rules)
-        if lost_parts(piece, fragile, decoded):
-            decoded = yield from _decode_parts(piece, spans_around(piece, fragile, fragile, rules.fits), rules)
+    required = required_parts(piece, rules.terms)
+    if lost := lost_parts(piece, required, decoded):
+        decoded = yield from _decode_parts(piece, spans_around(piece, lost, required, rules.fits), rules)
+        if lost_parts(piece, required, decoded):
+            decoded = yield from _decode_parts(piece, spans_around(piece, required, required, rules.fits), rules)
         if decoded.spans:
             findings.append(Finding(piece.line, PARTS, piece.text[:SHOWN]))
     numbers = [*lost_numbers(piece.text, decoded.text), *lost_signs(piece.text, decoded.text)]

@@ -17,7 +17,7 @@ LENGTH = "length"  # the output is unusually short or long
 CUT = "cut"  # the output reached the token limit
 SPLIT = "split"  # the piece was longer than the model allows
 FAILED = "failed"  # the piece could not be decoded, and was copied
-COPIED = "copied"  # copied, because it is not natural language (such as base64) or is malformed
+COPIED = "copied"  # text that was copied, because it is malformed or is not natural language
 PARTS = "parts"  # the output was joined from outputs for parts, because the first output lacked something
 LOST = "lost"  # the output lacks a number or a character of the source
 

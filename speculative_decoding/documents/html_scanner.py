@@ -46,7 +46,7 @@ def names(text: str) -> frozenset[str]:
 VOID = names("area base basefont bgsound br col embed frame hr img input keygen link meta param source track wbr")
 RAW = names("iframe noembed noframes plaintext script style textarea title xmp")  # their content has no tags
 FOREIGN = names("math svg")
-WHOLE = FOREIGN | {"template"}  # one token, including all of their content
+WHOLE = FOREIGN | {"template"}  # elements that are read as one token
 # Elements whose tags end a paragraph
 FLOW = names(
     "address article aside blockquote body caption center col colgroup dd details dialog dir div dl dt fieldset "

@@ -89,7 +89,7 @@ def first_word(text: str, start: int) -> str:
 
 
 def is_allowed(text: str, place: Place) -> bool:
-    """Return whether a line may break at a place: at white space, or unless punctuation there forbids it."""
+    """Return whether a line may break at a place: at white space, or where no punctuation forbids a break."""
     start, end = place
     if start < end:
         return True

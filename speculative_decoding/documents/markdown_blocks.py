@@ -22,7 +22,7 @@ INDENTED = re.compile(
     rf'(?:!{{3}}|\?{{3}}\+?+)[ \t]*+(?=\S)(?:{NAMES})?(?:(?:(?<=[ \t])|[ \t]+)"(?P<title>.*)")?[ \t]*\Z'
     r'|={3}[+!]{0,2}[ \t]+"(?P<tab>.*)"[ \t]*\Z'
 )
-# MyST directives in braces whose argument is a title; for others, it is a file or a language
+# MyST directives whose argument is a title. The argument of other directives is a file or a language
 DIRECTIVES = (
     "admonition|attention|card|caution|danger|dropdown|error|hint|important|note|seealso|sidebar|tab-item|tip|topic"
     "|warning"

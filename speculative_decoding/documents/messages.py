@@ -137,7 +137,7 @@ class MessageParser:
         yield Part(SYNTAX, start, self.position)
 
     def skip_style(self, *, has_style: bool) -> None:
-        """Move past the brace that ends an argument without branches. has_style: whether a type or style precedes."""
+        """Move past the brace that ends an argument without branches. has_style: whether it has a type."""
         depth = 1
         while depth:
             brace = self.match(STYLE if has_style else BRANCH_END)[0][-1:]

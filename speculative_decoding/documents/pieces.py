@@ -1,4 +1,4 @@
-"""Divides blocks into pieces, which are decoded as one prompt each, and the literals between them."""
+"""Divides blocks into pieces, each of them one prompt, and the literals between the pieces."""
 
 from __future__ import annotations
 

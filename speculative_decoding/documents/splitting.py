@@ -79,7 +79,7 @@ def sentence_spans(text: str, language: str) -> list[Span]:
 
 
 def overlaps(span: Span, others: Sequence[Span]) -> bool:
-    """Return whether a span overlaps one of several sorted, disjoint spans. An empty span may lie within one."""
+    """Return whether a span overlaps one of several sorted, disjoint spans. An empty span overlaps a span around it."""
     before = bisect_left(others, (span[1],)) - 1  # the last one that begins before the end
     return before >= 0 and others[before][1] > span[0]
 

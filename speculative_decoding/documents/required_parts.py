@@ -26,25 +26,25 @@ SCRIPT = re.compile(
 MARKUP_SIGNS = frozenset("<>[]{}|~^\\`*_#$@=")
 
 
-class Fragile(NamedTuple):
+class RequiredPart(NamedTuple):
     """A part of a piece that must survive: a span from `survival`, a `Kept` text, or a link, whose text may change."""
 
     start: int
     end: int
-    required: survival.Required | None = None
+    span: survival.Required | None = None
     is_link: bool = False
 
 
-def fragile_parts(piece: Piece, terms: Collection[str]) -> list[Fragile]:
+def required_parts(piece: Piece, terms: Collection[str]) -> list[RequiredPart]:
     """Return the parts of a piece that must survive, in order. Spans within `Kept` texts are left out."""
-    found = [Fragile(mark.start, mark.end, is_link=True) for mark in piece.marks if mark.is_link]
+    found = [RequiredPart(mark.start, mark.end, is_link=True) for mark in piece.marks if mark.is_link]
     kept = [(mark.start, mark.end) for mark in piece.marks if mark.is_kept]
-    found += [Fragile(*span) for span in kept]
+    found += [RequiredPart(*span) for span in kept]
     spans = [span for span in survival.must_survive(piece.text, terms) if not overlaps((span.start, span.end), kept)]
     taken = [(span.start, span.end) for span in spans]
     own = ((mark, (mark.start, mark.end)) for mark in spelled_marks(piece))
     spans += [mark for mark, place in own if not overlaps(place, kept) and not overlaps(place, taken)]
-    found += [Fragile(span.start, span.end, span) for span in spans]
+    found += [RequiredPart(span.start, span.end, span) for span in spans]
     return sorted(found, key=lambda each: each.start)
 
 
@@ -105,30 +105,30 @@ def has_category(text: str, categories: Collection[str]) -> bool:
     return len(text) == 1 and unicodedata.category(text) in categories
 
 
-def lost_parts(piece: Piece, fragile: Sequence[Fragile], decoded: DecodedPiece) -> list[Fragile]:
+def lost_parts(piece: Piece, required: Sequence[RequiredPart], decoded: DecodedPiece) -> list[RequiredPart]:
     """Return the parts that the outputs lack: missing spans, and kept texts and links without a place.
 
     A span or kept text that was divided between two prompts counts as missing.
     """
-    found: list[Fragile] = []
-    starts = [each.start for each in fragile]
+    found: list[RequiredPart] = []
+    starts = [each.start for each in required]
     parts = (part for part in divide(piece, decoded.spans) if isinstance(part, Piece))
     for part, (start, end), output in zip(parts, decoded.spans, decoded.outputs, strict=True):
-        begun = fragile[bisect_left(starts, start) : bisect_left(starts, end)]
+        begun = required[bisect_left(starts, start) : bisect_left(starts, end)]
         inside = [each for each in begun if each.end <= end]
-        missing = {*survival.lost([each.required for each in inside if each.required], output.text)}
+        missing = {*survival.lost([each.span for each in inside if each.span], output.text)}
         unplaced = {
             (start + mark.start, start + mark.end)
             for mark, place in zip(part.marks, output.places, strict=True)
             if place is None
         }
-        found += [each for each in inside if (each.required in missing if each.required else each[:2] in unplaced)]
+        found += [each for each in inside if (each.span in missing if each.span else each[:2] in unplaced)]
         found += [each for each in begun if each.end > end and not each.is_link]
     return found
 
 
 def spans_around(
-    piece: Piece, lost: Sequence[Fragile], fragile: Sequence[Fragile], fits: Callable[[str], bool]
+    piece: Piece, lost: Sequence[RequiredPart], required: Sequence[RequiredPart], fits: Callable[[str], bool]
 ) -> list[Span]:
     """Return the spans to decode around the lost parts. The text of a lost link is a span of its own.
 
@@ -136,7 +136,7 @@ def spans_around(
     within markup that encloses a lost part is separated from the text outside, so the markup keeps its place.
     """
     text, letters, removed = piece.text, [*piece.text], frozenset(lost)
-    for each in fragile:
+    for each in required:
         if each not in removed:
             letters[each.start : each.end] = "_" * (each.end - each.start)
     masked = "".join(letters)
