@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from speculative_decoding.cli.parser import Parser, add_flags, argument_type, comma_separated
+from speculative_decoding.cli.parser import Parser, add_flags, argument_type
 from speculative_decoding.cli.run_config import ModelFlags
 from speculative_decoding.errors import InputError
 from speculative_decoding.runs.places import require_writable
 from speculative_decoding.sampling import DRAFTERS
 from speculative_decoding.sampling.options import ACCEPTANCE, option_specs
-from speculative_decoding.sampling.values import Int, Number
+from speculative_decoding.sampling.values import Int, Number, Text
 
 from .models import HEAD, SHAPES
 from .peers import ASSISTED, PEERS
@@ -110,3 +111,9 @@ def json_path(chosen: argparse.Namespace) -> Path | None:
     """Return the file of --json, or None without one or for standard output."""
     file = getattr(chosen, "json", "-")
     return None if file == "-" else Path(file)
+
+
+def comma_separated(choices: Collection[str]) -> Callable[[str], list[str]]:
+    """Return an argparse `type` for distinct names separated by commas."""
+    parse = argument_type(Text(tuple(choices)))
+    return lambda text: list(dict.fromkeys(map(parse, text.split(","))))

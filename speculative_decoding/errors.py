@@ -1,4 +1,4 @@
-"""Errors that a user can cause, and notes. Each message is one line with the subject, the problem and a way out."""
+"""Errors that a user can cause, and notes. A message is one line with the subject, the problem and a way out."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def note(text: str | Message) -> None:
 class InputError(ValueError):
     """An option, prompt, folder or file cannot be used.
 
-    No code parses its text. Each front end shows its own names for the options that a `Message` mentions:
+    No code parses the text. Each front end shows its own names for the options that a `Message` mentions:
     `InputError(Message("has no effect without {word_timestamps}"), "clip_timestamps", "turn them on")`.
 
     problem: What is wrong, with the value that was given.
@@ -89,7 +89,7 @@ class InputError(ValueError):
         self.way_out = way_out
 
     def message(self, name: Callable[[str], str] = str) -> str:
-        """Return the line to print. name: see `shown`."""
+        """Return the text as one line. name: see `shown`."""
         subject = "" if self.field is None else f"{name(self.field)}: "
         way_out = shown(self.way_out, name)
         return one_line(f"{subject}{shown(self.problem, name)}{way_out and '; '}{way_out}")

@@ -473,6 +473,12 @@ speech/chunks.py: each chunk detects its own language | speech/test_chunks.py
 speech/chunks.py: segments of later chunks end too early | speech/test_api.py
 - end=segment.end + seconds,
 + end=segment.end,
+errors.py: an error shows the Python name of an option in every front end | unit/test_errors.py
+- return name(str(value)) if isinstance(value, Name) else str(value)
++ return str(value)
+sampling/keywords.py: a keyword has another type than its option | unit/sampling/test_options.py
+- seed: int
++ seed: str
 cli/flags.py: a device is replaced | documents/test_command.py
 - require_file(Path(path), option)
 + pass

@@ -19,6 +19,8 @@ from .parser import File, Parser, add_flags
 from .run_config import DraftFlags, ModelFlags
 
 PREFIX = 'text to put before every prompt, such as "translate English to German: "'
+FILES_READ = ("draft_vocab_text", "draft_text_file", "memory")  # shared flags that name files
+FILES_WRITTEN = ("stats_json", "trace", "ngram_store")
 
 
 @dataclass(frozen=True)
@@ -39,20 +41,16 @@ def add_decoding_flags(
     add_flags(parser, "drafts, stores, memories, calibration", DraftFlags)
 
 
-def all_but(kind: type, *names: str) -> list[str]:
-    """Return the fields of a dataclass of flags, except `names`, for `add_flags`."""
-    return [each.name for each in fields(kind) if each.name not in names]
-
-
-FILES_READ = ("draft_vocab_text", "draft_text_file", "memory")  # shared flags that name a file to read, or several
-FILES_WRITTEN = ("stats_json", "trace", "ngram_store")
+def all_but(cls: type, *names: str) -> list[str]:
+    """Return the fields of a dataclass of flags except `names`, for `add_flags`."""
+    return [each.name for each in fields(cls) if each.name not in names]
 
 
 def check_files(given: Mapping[str, Any], read: Sequence[NamedFile] = (), written: Sequence[NamedFile] = ()) -> None:
-    """Raise `InputError` if a file cannot be written, or if a file to write is also given for another purpose.
+    """Raise `InputError` if a file cannot be written, or if another flag names the same file.
 
-    read, written: the files of a command, in addition to `FILES_READ` and `FILES_WRITTEN`. Those in `written` are
-    replaced as a whole, so they must be regular files.
+    read, written: The files of a command, in addition to `FILES_READ` and `FILES_WRITTEN`. The command replaces the
+        files in `written`, so they must be regular files.
     """
     for option, path, _ in read:
         if is_address(path):
@@ -75,7 +73,7 @@ def check_files(given: Mapping[str, Any], read: Sequence[NamedFile] = (), writte
 
 
 def identity(path: str | Path) -> object:
-    """Return a value that is equal for all names of a file, also for links and, on any file system, for new files."""
+    """Return a value that is the same for all names of a file, links included, even if the file does not exist yet."""
     with suppress(OSError):
         status = os.stat(path)
         return status.st_dev, status.st_ino

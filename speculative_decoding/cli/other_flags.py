@@ -1,14 +1,14 @@
-"""Flags of other programs, and what the commands here have instead. This module is imported only for an unknown flag.
+"""Flags of other programs, and their counterparts here. This module is imported only for an unknown flag.
 
-They are those of openai-whisper, faster-whisper, CTranslate2, LibreTranslate, transformers and its example scripts,
-mlx-lm and llama.cpp, without dashes and with underscores.
+The programs are openai-whisper, faster-whisper, CTranslate2, LibreTranslate, transformers and its example scripts,
+mlx-lm and llama.cpp. Flags are written without dashes and with underscores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-OPTIONS: Mapping[str, str] = {  # flags -> fields; a command suggests those that it has
+OPTIONS: Mapping[str, str] = {  # flags -> fields, of which a command suggests its own
     "language lang languages": "src_lang tgt_lang language",
     "source src source_lang src_language input_language from from_lang from_code": "src_lang language",
     "target tgt target_lang target_language tgt_lang tgt_language to to_lang to_code": "tgt_lang task",

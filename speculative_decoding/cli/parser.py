@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from ..errors import InputError, Message, one_line, similar_names
 from ..sampling.options import OPTIONS_BY_OTHER_NAME, is_address, option_specs, refusal
-from ..sampling.values import BASIC, PYTHON_ONLY, Bool, ListOf, OptionSpec, Text, Value, specs_of
+from ..sampling.values import BASIC, PYTHON_ONLY, Bool, ListOf, OptionSpec, Value, specs_of
 from ..version import __version__
 
 WITHOUT_NAME = ("prompt",)  # fields that can also be given without their flag
@@ -28,7 +28,7 @@ Flags = TypeVar("Flags")
 class Parser(argparse.ArgumentParser):
     """A parser that reports an error in one line with the flag and its value, and exits with status 2.
 
-    basic: the fields that --help lists in addition to those marked `BASIC`, or () for all. --help-all lists all fields.
+    basic: The fields that --help lists in addition to those marked `BASIC`; () lists all, as --help-all does.
     """
 
     def __init__(self, *, basic: Collection[str] = (), **options: Any) -> None:
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         return chosen
 
     def _unknown(self, arguments: Sequence[str]) -> str:
-        """Describe arguments that no flag takes. Only the name of a flag is printed: the rest may be a prompt."""
+        """Return the error for unknown arguments. It quotes only the name of a flag: the rest may be a prompt."""
         names = (each.partition("=")[0] for each in arguments)
         given = next((name for name in names if name.startswith("-") and " " not in name), None)
         if given is None:
@@ -94,7 +94,7 @@ class Parser(argparse.ArgumentParser):
         return name if name in self._option_string_actions else None
 
     def name_of(self, field: str) -> str:
-        """Return how a field is written on this command line: as its flag, or as its name if it has no flag."""
+        """Return the name of a field on this command line: its flag, or the field's own name if it has none."""
         name = self._flag_of(field)
         if name is not None and field not in WITHOUT_NAME:
             return name
@@ -104,7 +104,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print an error and exit.
 
-        A mistyped flag is reported first, because argparse would only report that the correct flag is missing.
+        A mistyped flag takes precedence, because argparse would only report that the correct flag is missing.
         """
         flags = [each for each in takewhile(lambda each: each != "--", self._given) if each.startswith("--")]
         names = [name for name in (each.partition("=")[0] for each in flags) if " " not in name]
@@ -129,7 +129,7 @@ class File(Value):
 def flag(name: str, spec: OptionSpec | None = None) -> str:
     """Return the flag of a field.
 
-    spec: may be left out for decoding options, and for flags with the same name as their field.
+    spec: Optional for decoding options, and for flags that are named after their field.
     """
     spec = spec or option_specs().get(name)
     return "--" + ((spec.flag.name if spec else "") or name.replace("_", "-"))
@@ -138,7 +138,7 @@ def flag(name: str, spec: OptionSpec | None = None) -> str:
 def add_flags(
     parser: Parser,
     title: str,
-    kind: type,
+    cls: type,
     *,
     without: Collection[str] = (),
     lists: Collection[str] = (),
@@ -146,11 +146,11 @@ def add_flags(
     """Add a group of flags for the fields of a dataclass, except those that are `PYTHON_ONLY`.
 
     Args:
-        without: Fields that get no flag.
+        without: Fields without a flag in this command.
         lists: Fields whose flag takes several values in this command.
     """
     group = parser.add_argument_group(title)
-    for name, spec in specs_of(kind).items():
+    for name, spec in specs_of(cls).items():
         if name in without or PYTHON_ONLY in spec.marks:
             continue
         value = spec.type
@@ -173,10 +173,10 @@ def add_flags(
         parser.flags |= dict.fromkeys(filter(None, (name, spec.flag.parameter)), own)
 
 
-def flags_from(kind: type[Flags], args: argparse.Namespace) -> Flags:
+def flags_from(cls: type[Flags], args: argparse.Namespace) -> Flags:
     """Build the dataclass from the given flags, with defaults for the others."""
     given = vars(args)
-    return kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})  # type: ignore[arg-type]
+    return cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})  # type: ignore[arg-type]
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def argument_type(value: Value, hint: str = "") -> Callable[[str], Any]:
-    """Return an argparse `type` for these values. `hint` replaces the value in error messages."""
+    """Return an argparse `type`. hint: replaces the value in error messages."""
     if isinstance(value, ListOf):
         value = value.item
 
@@ -202,9 +202,3 @@ def argument_type(value: Value, hint: str = "") -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(problem) from None
 
     return parse
-
-
-def comma_separated(choices: Collection[str]) -> Callable[[str], list[str]]:
-    """Return an argparse `type` for distinct names separated by commas."""
-    parse = argument_type(Text(tuple(choices)))
-    return lambda text: list(dict.fromkeys(map(parse, text.split(","))))

@@ -60,15 +60,18 @@ MODEL = "target model: a folder, a name in models/ or on the Hub (default: t5-11
 DRAFT_MODEL = f"draft model or draft head; {SELF_DRAFT}: the target itself in {SELF_DRAFT_BITS} bits (default: none)"
 ADAPTER = "LoRA adapter of the target, which PEFT saved: a folder, or a name on the Hub (default: none)"
 DTYPE = "data type for computation (default: as stored on a GPU, float16 on M1 and M2, float32 on a CPU)"
-DRAFT_VOCAB = (
-    "let the draft model propose only the N most frequent tokens of --draft-vocab-text and the prompt's tokens"
+DRAFT_VOCAB = Message(
+    "let the draft model propose only the N most frequent tokens of {draft_vocab_text} and the prompt's tokens"
 )
 DRAFT_PREFIX = Message(
     "text to put before every prompt for a draft model of another vocabulary, in place of {prefix} (default: {prefix})"
 )
-NAMED = "as the tokenizer of such a draft model names it (default: "
-DRAFT_SRC_LANG = Message("language of the prompt, {named}{src_lang})", named=NAMED)
-DRAFT_TGT_LANG = Message("language of the output, {named}{tgt_lang})", named=NAMED)
+DRAFT_SRC_LANG = Message(
+    "language of the prompt, as the tokenizer of such a draft model names it (default: {src_lang})"
+)
+DRAFT_TGT_LANG = Message(
+    "language of the output, as the tokenizer of such a draft model names it (default: {tgt_lang})"
+)
 SAVE_SECONDS = 60.0
 DRAFT_TEXT_FILE = "file with a draft text; may be repeated"
 MEMORY = (
@@ -158,8 +161,8 @@ class DraftFlags:
 def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, processes: Any = None) -> RunConfig:
     """Build the configuration from flags. Raises `InputError` for missing models and flags without effect.
 
-    may_sample: accept sampling options at temperature 0, because decoding may fall back to a higher temperature.
-    processes: the group of processes that share the target.
+    may_sample: Whether to accept sampling options at temperature 0, because decoding may fall back to a higher one.
+    processes: The group of processes that share the target.
     """
     given = given_options(args)
     if "draft_model" in args and (beams := given.get("num_beams", 1)) > 1:
@@ -242,7 +245,7 @@ class RunConfig:
         return with_default_drafter(self.chosen, self.models.draft_model)
 
     def draft_settings(self) -> dict[str, Any]:
-        """Return which drafts were made, for the statistics of a transcription."""
+        """Return the settings that identify the drafts, for the statistics of a transcription."""
         settings = self.settings()
         return {name: settings[name] for name in ("drafter", "draft_text_sha256")}
 
@@ -309,7 +312,7 @@ class RunConfig:
         return f"target {target}, {draft}"
 
     def demonstration_note(self, way_out: str = OTHER_MODELS) -> str | None:
-        """Describe what the bundled target knows; None for other targets. way_out: how to choose other models."""
+        """Return a note on the limits of the bundled target; None for other targets. way_out: how to choose others."""
         target = Path(self.models.model)
         if target.resolve() != (BUNDLED / BUNDLED_PAIR[0]).resolve():
             return None
@@ -341,37 +344,40 @@ class RunConfig:
         return pair
 
     def with_memory(self, pair: ModelPair, used: Collection[str] = ()) -> RunConfig:
-        """Return this configuration with the translation memory, which is read unless it was read before.
+        """Return this configuration with its translation memory, which is read only once.
 
-        The languages of the options choose the languages of a TMX file. If a prefix tells them to the model, as to T5,
-        it is printed. Raises `InputError` for a language without effect.
+        `src_lang` and `tgt_lang` select the languages of a TMX file. If they add a prefix to each prompt, as for T5,
+        the prefix is printed.
 
-        used: The languages among the options that have another use, as in documents.
+        used: The language options that have another use, such as the rules for sentences of a document.
+
+        Raises:
+            InputError: The file cannot be read, or a language has no effect.
         """
         path, options, memory = self.flags.memory, self.chosen, self.memory
         if path is not None and memory is None:
             memory = open_memory(path, pair, src_lang=options.src_lang, tgt_lang=options.tgt_lang)
-            if not launched_rank():  # the other ranks read it, too
+            if not launched_rank():  # each rank reads it, and the first one reports it
                 say(memory.describe())
         if memory is not None and memory.languages is not None:
             used = LANGUAGES
         if not (options.src_lang is None and options.tgt_lang is None):
-            options = self._told_languages(pair.target, used)
+            options = self._effective_languages(pair.target, used)
         return replace(self, chosen=options, memory=memory)
 
-    def _told_languages(self, target: ModelHandle, used: Collection[str]) -> GenerationOptions:
-        """Return the options with the languages that the model is told: not those that have only their other use."""
+    def _effective_languages(self, target: ModelHandle, used: Collection[str]) -> GenerationOptions:
+        """Return the options without the languages in `used` that have no effect on the model."""
         options, prefix = self.chosen, "".join(self.prompt_prefixes)
         try:
-            told = check_languages(target.model, target.tokenizer, options, prefix)
+            added = check_languages(target.model, target.tokenizer, options, prefix)
         except InputError:
             needs_them = not prefix and has_language_prefixes(target.model, target.tokenizer)
             if not used or target.tokenizer.languages or needs_them:
                 raise
             options = options.with_values(**dict.fromkeys(used))
-            told = check_languages(target.model, target.tokenizer, options, prefix)
-        if told and not (prefix or launched_rank()):
-            say(f"each prompt begins with {told!r}, for these languages")
+            added = check_languages(target.model, target.tokenizer, options, prefix)
+        if added and not (prefix or launched_rank()):
+            say(f"each prompt begins with {added!r}, for these languages")
         return options
 
     @contextmanager

@@ -8,8 +8,8 @@ from typing import Annotated as A
 
 from ..errors import InputError, Message
 from ..sampling.keywords import OptionKeywords
-from ..sampling.options import validate
-from ..sampling.values import BASIC, Bool, Flag, Int, ListOf, Text, specs_of
+from ..sampling.options import validate_fields
+from ..sampling.values import BASIC, Bool, Flag, Int, ListOf, Text
 from .formats import FORMATS
 
 UNITS = ("sentence", "line", "paragraph")
@@ -34,9 +34,7 @@ class DocumentOptions:
     max_document: A[int, Int(1), MAX_DOCUMENT] = 1 << 26
 
     def __post_init__(self) -> None:
-        for name, spec in specs_of(DocumentOptions).items():
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, validate(name, spec.type, value))
+        validate_fields(self)
         if self.unwrap and self.format not in (None, "text"):
             raise InputError(
                 Message("has no effect with {format} {value}", value=self.format), "unwrap", "leave it out"

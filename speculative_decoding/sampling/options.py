@@ -1,7 +1,7 @@
 """The decoding options: names, types, defaults, limits and help texts.
 
-Python keywords, command-line flags, and the fields of input files and request bodies are all derived from
-`GenerationOptions`. To add an option, add a field there and a line to keywords.py, which a test compares.
+`GenerationOptions` declares each option once, for Python keywords, command-line flags, and the fields of input files
+and request bodies. To add an option, add a field there and a line to keywords.py, which a test compares.
 
 A field is `name: Annotated[type, Value, "help", *marks] = default`. The marks are the constants below and those of
 values.py: `Flag("num-draft")` for a flag that differs from the name, `Flag(short="-m")` for a short form, `PYTHON_ONLY`
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from inspect import Parameter
 from typing import Annotated, Any, ParamSpec, TypeVar
 
-from ..errors import InputError, Message, Name, UnknownOption, joined, similar_names
+from ..errors import InputError, Message, Name, UnknownOption, joined, shown, similar_names
 from ..subpackages import require_subpackage
 from .drafters import DRAFTERS
 from .values import (
@@ -68,9 +68,7 @@ LOSSLESS_RULES = [name for name, facts in ACCEPTANCE.items() if LOSSLESS in fact
 COMPARABLE_RULES = [name for name, facts in ACCEPTANCE.items() if COMPARABLE in facts]
 DEFAULT_RULE, RELAXED_RULE = "coupled", "rejection"  # the defaults without and with a delta
 
-OPTIONS_BY_OTHER_NAME: Mapping[
-    str, Sequence[str]
-] = {  # name in other libraries or earlier versions -> options to suggest
+OPTIONS_BY_OTHER_NAME: Mapping[str, Sequence[str]] = {  # in other libraries or earlier versions -> options to suggest
     "num_beam_groups": (),
     "diversity_penalty": (),
     "beam_size": ("num_beams",),
@@ -100,11 +98,11 @@ OPTIONS_BY_OTHER_NAME: Mapping[
 }
 
 
-def documented(kind: type[Options]) -> type[Options]:
+def documented(cls: type[Options]) -> type[Options]:
     """Add the help of each field to the docstring of a dataclass of options."""
-    lines = [f"    {name}: {spec.help}." for name, spec in specs_of(kind).items()]  # type: ignore[arg-type]
-    kind.__doc__ = "\n".join([f"{kind.__doc__}\n", *lines])
-    return kind
+    lines = [f"    {name}: {shown(spec.help)}." for name, spec in specs_of(cls).items()]  # type: ignore[arg-type]
+    cls.__doc__ = "\n".join([f"{cls.__doc__}\n", *lines])
+    return cls
 
 
 @documented
@@ -272,10 +270,7 @@ class GenerationOptions:
     ] = False
 
     def __post_init__(self) -> None:
-        for name, spec in option_specs().items():
-            value = getattr(self, name)
-            if value is not None or spec.default is not None:
-                object.__setattr__(self, name, validate(name, spec.type, value))
+        validate_fields(self)
         if self.min_tokens is not None and self.min_tokens > self.max_tokens:
             raise InputError(
                 Message("must be <= {max_tokens} ({limit}), not {value}", limit=self.max_tokens, value=self.min_tokens),
@@ -317,11 +312,11 @@ class GenerationOptions:
             value = getattr(self, name)
             is_off = value == "none" if name == "drafter" else value is False
             if NOT_WITH_BEAMS in spec.marks and value != spec.default and not is_off:
-                shown = value[0] if isinstance(value, tuple) and len(value) == 1 else value
+                given = value[0] if isinstance(value, tuple) and len(value) == 1 else value
                 raise InputError(
                     Message(
                         "{value} cannot be combined with {num_beams} {beams}",
-                        value=short_repr(shown),
+                        value=short_repr(given),
                         beams=self.num_beams,
                     ),
                     name,
@@ -380,7 +375,7 @@ class GenerationOptions:
         """Return these options with some values replaced. Raises `InputError` for unknown names or invalid values."""
         for name in overrides:
             if name not in option_specs():
-                raise unknown_option(name)
+                raise UnknownOption("unknown option", str(name), suggested_option(name, option_specs()))
         changed = {}
         for name, value in overrides.items():
             current = getattr(self, name)
@@ -435,7 +430,7 @@ class GenerationOptions:
 
 
 def option_specs() -> Mapping[str, OptionSpec]:
-    """Return all options by name, in the order of their definition."""
+    """Return all options by name, in the order of their declaration."""
     return specs_of(GenerationOptions)
 
 
@@ -453,6 +448,19 @@ def shows_options(function: Callable[P, R], options: Mapping[str, OptionSpec] | 
     return function
 
 
+def validate_fields(options: Any) -> None:
+    """Replace the values of a frozen dataclass of options by plain Python objects. A default of None stays None.
+
+    Raises:
+        InputError: A value is not accepted. The error names the option.
+    """
+    cls: type = type(options)
+    for name, spec in specs_of(cls).items():
+        value = getattr(options, name)
+        if value is not None or spec.default is not None:
+            object.__setattr__(options, name, validate(name, spec.type, value))
+
+
 def validate(name: str, type_: Value, value: Any) -> Any:
     """Return the value as a plain Python object. Raises an `InputError` that names the option."""
     try:
@@ -467,10 +475,7 @@ def refusal(type_: Value, value: Any) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """Return `repr(value)`, with true and false as in JSON and on the command line.
-
-    It is cut to 60 characters, unless it is an address.
-    """
+    """Return `repr(value)`, cut to 60 characters unless it is an address. Booleans are written as in JSON."""
     try:
         text = repr(value).lower() if isinstance(value, bool) else repr(value)
     except Exception:  # for example, for an integer with thousands of digits
@@ -483,13 +488,8 @@ def is_address(value: Any) -> bool:
     return isinstance(value, str) and re.match(r"[a-z][a-z0-9+.-]+://\S+$", value, re.IGNORECASE) is not None
 
 
-def unknown_option(name: str) -> UnknownOption:
-    """Return the error for an option that does not exist, with a suggestion."""
-    return UnknownOption("unknown option", str(name), suggested_option(name, option_specs()))
-
-
 def suggested_option(name: str, known: Collection[str]) -> Message:
-    """Return a way out for an unknown option: the known options that may have been meant, or all of them."""
+    """Return a way out for an unknown option: the known options that it may mean, or all known options."""
     meant = meant_options(name, known) if name in OPTIONS_BY_OTHER_NAME else similar_names(str(name), known, 1)
     if meant:
         return Message("did you mean {names}?", names=listed(meant))

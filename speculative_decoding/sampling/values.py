@@ -11,26 +11,30 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from numbers import Integral, Real
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ..errors import Message
 
-# Marks for fields of any kind. sampling/options.py has more marks for decoding options.
+# Marks for all fields. sampling/options.py has more marks for decoding options.
 PYTHON_ONLY = "Python only"  # has no flag
 BASIC = "basic"  # one of the few flags that --help lists
 FOR_ALL_ROWS = "for all rows"  # the same for every row of a batch
 
 
+# The annotations of a class by field, with their `Value`. Cached, because resolving them is slow.
+annotations_of = cache(partial(get_type_hints, include_extras=True))
+
+
 class Flag(NamedTuple):
-    """The form of a field on the command line, where it differs from the form derived from its name and `Value`.
+    """How the flag of a field differs from the one derived from the field's name and `Value`.
 
     name: The flag without dashes.
     short: A short form, with its dash.
     metavar: The placeholder in usage messages.
-    bare: The value that the flag has without an argument.
-    parameter: The name of the field in Python functions.
+    bare: The value of the flag if it has no argument.
+    parameter: The name of the parameter in Python, if it differs from the field's.
     """
 
     name: str = ""
@@ -41,10 +45,10 @@ class Flag(NamedTuple):
 
 
 class Value(ABC):
-    """The values that an option, a flag or a field may have.
+    """A type of values that an option, flag or field accepts.
 
-    expected: a description that follows "must be".
-    metavar: the placeholder in usage messages.
+    expected: Its description, which follows "must be".
+    metavar: The placeholder in usage messages.
     """
 
     @property
@@ -95,8 +99,8 @@ class Int(Value):
 class Number(Value):
     """A finite number from `minimum` to `maximum`.
 
-    exclusive: reject `minimum` itself.
-    or_zero: accept 0 too.
+    exclusive: Whether `minimum` itself is rejected.
+    or_zero: Whether 0 is also accepted.
     """
 
     minimum: float
@@ -220,8 +224,8 @@ class OneOrMore(ListOf):
 class Union(Value):
     """A value of the first type that accepts it.
 
-    or_object: whether Python callers may also pass objects of other types, which are accepted unchanged. Error
-        messages do not mention them, because JSON and the command line share the messages but have no objects.
+    or_object: Whether Python callers may also pass other objects, which are accepted unchanged. Error messages do not
+        mention them, because JSON and the command line share the messages.
     """
 
     types: Sequence[Value]
@@ -288,18 +292,12 @@ class OptionSpec(NamedTuple):
 
 
 @cache
-def annotations_of(kind: type) -> Mapping[str, Any]:
-    """Return the annotations of a class by field, including their `Value`. Cached, because this is slow."""
-    return get_type_hints(kind, include_extras=True)
-
-
-@cache
-def specs_of(kind: type) -> Mapping[str, OptionSpec]:
-    """Return the fields of a dataclass by name, in the order of their definition."""
+def specs_of(cls: type) -> Mapping[str, OptionSpec]:
+    """Return the fields of a dataclass by name, in the order of their declaration."""
     specs = {}
-    for each in fields(kind):
-        annotation, type_, help_, *marks = get_args(annotations_of(kind)[each.name])
+    for each in fields(cls):
+        annotation, type_, help_, *marks = get_args(annotations_of(cls)[each.name])
         flag = next((mark for mark in marks if isinstance(mark, Flag)), Flag())
-        words = tuple(mark for mark in marks if isinstance(mark, str))
-        specs[each.name] = OptionSpec(annotation, type_, help_, each.default, flag, words)
+        others = tuple(mark for mark in marks if isinstance(mark, str))
+        specs[each.name] = OptionSpec(annotation, type_, help_, each.default, flag, others)
     return specs

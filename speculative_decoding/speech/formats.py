@@ -13,7 +13,7 @@ from itertools import chain, count, dropwhile
 from typing import Annotated as A
 
 from ..errors import InputError, Message
-from ..sampling.options import documented, validate
+from ..sampling.options import documented, validate_fields
 from ..sampling.values import Bool, Int, specs_of
 from .segments import Segment, Word
 
@@ -42,9 +42,7 @@ class SubtitleOptions:
     highlight_words: A[bool, Bool(), HIGHLIGHT] = False
 
     def __post_init__(self) -> None:
-        for name, spec in specs_of(SubtitleOptions).items():
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, validate(name, spec.type, value))
+        validate_fields(self)
         if self.max_line_count and not self.max_line_width:
             raise InputError(Message("has no effect without {max_line_width}"), "max_line_count", "give both")
         if self.max_words_per_line and self.max_line_width:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from ..errors import InputError, Message
-from ..sampling.options import documented, validate
+from ..sampling.options import documented, validate_fields
 from ..sampling.values import (
     BASIC,
     PYTHON_ONLY,
@@ -131,8 +131,7 @@ class TranscriptionOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        for name, spec in transcription_specs().items():
-            object.__setattr__(self, name, validate(name, spec.type, getattr(self, name)))
+        validate_fields(self)
         if not self.temperatures:
             raise InputError("is empty", "temperature", "give a number, or several in increasing order")
         if self.hallucination_silence_threshold is not None and not self.word_timestamps:

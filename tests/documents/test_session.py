@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import get_type_hints
 
 import pytest
-from speculative_decoding.documents.keywords import DocumentKeywords
 
 from speculative_decoding import InputError, Session
 from speculative_decoding.decoding.prompt import usual_max_tokens
 from speculative_decoding.documents.findings import CUT
-from speculative_decoding.documents.options import DocumentOptions
+from speculative_decoding.documents.options import DocumentKeywords, DocumentOptions
 from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.sampling.random import row_seed
 from speculative_decoding.sampling.values import specs_of

@@ -15,7 +15,7 @@ from tests.unit.test_architecture import MODULES, functions, nodes
 
 # For README's first command. Lower them when the code gets smaller.
 MODULES_WITHOUT_CPU = 85
-FUNCTIONS = 622
+FUNCTIONS = 620
 CLASSES = 71
 
 AVERAGE_LINES = 11
