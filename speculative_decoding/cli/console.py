@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.text import as_utf8, require_no_nul
+from ..checkpoints.text import require_no_nul
+from ..checkpoints.text_stream import as_utf8
 from ..errors import InputError
 from .common import interrupts, say
 from .compare import Comparison

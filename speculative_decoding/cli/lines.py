@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import BinaryIO
 
-from ..checkpoints.text import WAY_OUT, as_utf8, require_no_nul
+from ..checkpoints.text import WAY_OUT, require_no_nul
+from ..checkpoints.text_stream import as_utf8
 from ..errors import InputError
 
 MAX_LINE_BYTES = 2**24  # limits the memory that a file without line ends takes

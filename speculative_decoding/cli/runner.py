@@ -242,7 +242,10 @@ def summary_notes(stats: GenerationStats, options: GenerationOptions, num_texts:
     notes: list[str] = []
     if stats.drafted_tokens:
         note = f"accepted {stats.accepted_tokens} of {stats.drafted_tokens} draft tokens ({stats.acceptance_rate:.1%})"
-        notes.append(note + kinds_of_draft(stats))
+        drafted, accepted = stats.drafted_by_kind, stats.accepted_by_kind
+        if len(drafted) > 1 or {TEXT, MEMORY} & drafted.keys():
+            note += ": " + ", ".join(f"{kind} {accepted[kind]} of {drafted[kind]}" for kind in drafted)
+        notes.append(note)
     if num_cut:
         which = f": {num_cut} of {num_texts} texts" if num_texts > 1 else f" {options.max_tokens}"
         notes.append(f"stopped at --max-tokens{which}")
@@ -254,11 +257,3 @@ def summary_notes(stats: GenerationStats, options: GenerationOptions, num_texts:
         delta = f"--delta {options.delta:g}" if options.delta else "the delta of a line"
         notes.append(f"LOSSY: {delta} accepts tokens that the baseline would not generate; {measured}")
     return notes
-
-
-def kinds_of_draft(stats: GenerationStats) -> str:
-    """Return the counts of each kind of draft, to follow their sums; "" for a single kind, unless it is a text."""
-    drafted, accepted = stats.drafted_by_kind, stats.accepted_by_kind
-    if len(drafted) < 2 and not {TEXT, MEMORY} & drafted.keys():
-        return ""
-    return ": " + ", ".join(f"{kind} {accepted[kind]} of {drafted[kind]}" for kind in drafted)

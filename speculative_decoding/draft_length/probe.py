@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +17,9 @@ from ..models.base import EncoderDecoder
 from ..models.cache import MIN_CAPACITY, SOURCE_STEP, DecoderCache, padding_mask
 from ..models.source import AudioFrames, Source
 from ..sampling import GenerationOptions
-from .kernel_bits import Bits, KernelBits, Shape
+
+if TYPE_CHECKING:
+    from .kernel_bits import Bits, Shape
 
 MAX_RUNS = 3  # per timing
 MAX_RUN_SECONDS = 0.02  # total time after which a timing starts no further run
@@ -115,10 +117,14 @@ class Probe:
 
     def kernel_bits(self, shapes: Sequence[Shape]) -> dict[Shape, Bits]:
         """The bits of each kernel in passes of these shapes (rows, width)."""
+        from .kernel_bits import KernelBits
+
         return KernelBits(self._model).of_passes(shapes)
 
     def borders(self, widths: Sequence[int]) -> tuple[list[int], list[int]]:
         """The capacities of the KV cache, and those for sources, at which the bits of passes of these widths change."""
+        from .kernel_bits import KernelBits
+
         kernels = KernelBits(self._model)
         capacities = {border for width in widths for border in kernels.capacity_borders(width)}
         limit = self._model.max_positions

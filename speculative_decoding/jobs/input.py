@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ..checkpoints.json_text import parse_json_object
-from ..checkpoints.text import as_utf8
+from ..checkpoints.text_stream import as_utf8
 from ..cli.lines import InputLine, decode_line
 from ..errors import InputError
 from ..sampling import GenerationOptions

@@ -7,7 +7,8 @@ import io
 
 import pytest
 
-from speculative_decoding.checkpoints.text import as_utf8, decode_text
+from speculative_decoding.checkpoints.text import decode_text
+from speculative_decoding.checkpoints.text_stream import as_utf8
 from speculative_decoding.errors import InputError
 
 TEXTS = ["", "a", "\n", "eins\nzwei\r\n\n", "Ünïcödé 😀\n\u2028", "\u0a0a\u0d0d\ufffe", "x" * 9000 + "😀" * 300]
