@@ -1,8 +1,8 @@
-"""Which texts drafts should be copied from: `python -m benchmarks.copies [FILE ...]`.
+"""Compare the texts from which drafts can be copied: `python -m benchmarks.copies [FILE ...]`.
 
-Replays n-gram drafters on the target's outputs, which are decoded once. At temperature 0 the output is known: a round
-accepts the longest prefix of its draft that agrees with the output, and adds one token. `us` is the processor time of
-the drafter for each token.
+N-gram drafters are replayed on the target's outputs, which are decoded once. At temperature 0, the output is known: a
+round accepts the longest prefix of its draft that agrees with the output, and adds one token. `us` is the CPU time of
+the drafter per token.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def measure(paths: Sequence[Path], limit: int, lengths: Sequence[int]) -> int:
                 once = replay(drafter, requests, length)
                 rows = {name: once}
                 if "store" in name:
-                    rows |= {f"{name}, which has seen all of them": replay(drafter, requests, length)}
+                    rows |= {f"{name}, which contains all of them": replay(drafter, requests, length)}
                 for row, totals in rows.items():
                     accepted = totals.accepted / max(1, totals.drafted)
                     us = 1e6 * totals.seconds / totals.tokens

@@ -1,7 +1,7 @@
-"""What it costs to decode sentences as a document: `python -m benchmarks.documents`.
+"""Measures the cost of decoding sentences as a document: `python -m benchmarks.documents`.
 
 Decodes the same sentences as one document and as one batch, in turns, with the same models, drafts, slots and limits.
-Sentences of which a document decodes parts again are left out, unless `--with-losses` is given.
+Sentences that a document decodes again in parts are omitted, unless `--with-losses` is given.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from speculative_decoding.session import Session
 from .options import COUNT
 
 PREFIX = "translate English to German: "
-LIMIT: OptionKeywords = {"max_tokens": 100}  # the same for both; that of a document usually depends on the sentence
+LIMIT: OptionKeywords = {"max_tokens": 100}  # for both; in a document, it usually depends on the sentence
 
 
 def sentences_of(session: Session, limit: int, *, with_losses: bool) -> list[str]:
     """Return sentences of the bundled prompts.
 
-    with_losses: Whether to include those of which parts are decoded again, because the output lost something.
+    with_losses: Whether to include sentences that are decoded again in parts, because the output lost something.
     """
     text = "\n".join(line.removeprefix(PREFIX) for line in read_prompts(PROMPTS / "translation.txt")[:limit])
     parts = [part for part in session.document_parts(text, prefix=PREFIX, **LIMIT) if part.source is not None]
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--with-losses", action="store_true", help="include sentences that are decoded in parts again")
     chosen = parser.parse_args(argv)
     if not (PROMPTS / "translation.txt").is_file():
-        raise InputError("the bundled prompts come only with the repository")
+        raise InputError("the bundled prompts are only in the repository")
     return run(parser.prog, lambda: compare(chosen.limit, chosen.pairs, with_losses=chosen.with_losses))
 
 

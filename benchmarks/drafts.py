@@ -1,9 +1,10 @@
 """Measures the gain and the cost of a draft: `python -m benchmarks.drafts [FILE ...] [--draft-model NAME]`.
 
-Prints the tokens per target call of each file, with drafts of seven tokens. Then decodes prompts one at a time with
-drafts of 1, 3 and 7 tokens. A least-squares fit gives the cost of a source, of starting a draft and of a draft token.
-Costs are relative to a target pass over one position; the cost of a draft token is c in Leviathan et al. 2023, section
-3.3. With `--host`, measures the work of the Python thread in a round instead (host_time.py), for random weights.
+The command prints the tokens per target call of each file, with drafts of seven tokens. Then it decodes prompts one at
+a time with drafts of 1, 3 and 7 tokens. A least-squares fit gives the cost of a source, of starting a draft and of a
+draft token. Costs are relative to a target pass over one position; the cost of a draft token is c in Leviathan et al.
+2023, section 3.3. With `--host`, the command instead measures the host work of a round (host_time.py), with random
+weights.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .tasks import Task, tasks_from_files
 LENGTHS = (1, 3, 7)  # draft tokens
 MAX_TOKENS = 100
 SLOTS = 8
-TIMED_PROMPTS = 5  # of each file
+TIMED_PROMPTS = 5  # for each file
 
 
 def tokens_per_call(models: Models, task: Task) -> float:
@@ -91,7 +92,7 @@ def measure(chosen: argparse.Namespace) -> int:
         return 0
     folders = flags_from(ModelFlags, chosen).find()
     if folders.draft_model is None:
-        raise InputError("--draft-model: this target has no default draft; name one")
+        raise InputError("--draft-model: this target has no default draft; specify one")
     pair = open_pair(folders.model, folders.draft_model, dtype=folders.dtype, adapter=folders.adapter)
     assert pair.draft is not None
     if isinstance(pair.draft, ModelHandle):  # the tasks have ids only, so there is no text to draft

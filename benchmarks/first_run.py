@@ -1,8 +1,8 @@
-"""What the first run on a device costs, while other programs run: `python -m benchmarks.first_run`.
+"""Measures the first run on a device while other programs are running: `python -m benchmarks.first_run`.
 
-Runs `main.py PROMPT` without a calibration and, alternately, with `--num-draft 4 --no-strict`, for which nothing is
-measured. Kernels are compiled before. Each first run is followed by a second one, which must not measure again before
-its first token. Exits with status 1 if it does, or if the median ratio exceeds the bound.
+The benchmark alternates `main.py PROMPT` without a stored calibration and with `--num-draft 4 --no-strict`, which needs
+no measurements. Kernels are compiled in advance. Each first run is followed by a second run, which must not measure
+again before its first token. The exit status is 1 if it does, or if the median ratio exceeds the bound.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def other_programs(count: int) -> Iterator[None]:
 
 
 def timed(caches: Path, *options: str) -> tuple[float, bool]:
-    """Run main.py. Returns its seconds, and whether it said that it measures the device."""
+    """Run main.py. Returns its seconds, and whether it printed that it measures the device."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(caches)}
     environment.pop("SPECULATIVE_DECODING_CALIBRATION", None)
     started = time.perf_counter()
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=argument_type(Int(0)),
         default=cores,
         metavar="N",
-        help="other programs that compute all the time (default: one for each core)",
+        help="number of other busy programs (default: one per core)",
     )
     chosen = parser.parse_args(argv)
     return run("benchmarks.first_run", lambda: measure(chosen.pairs, chosen.busy))

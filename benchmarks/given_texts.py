@@ -1,4 +1,4 @@
-"""Texts to draft from: with wrong words, for changed sources, written by people, and useless ones."""
+"""Draft texts: with wrong words, for changed sources, written by people, and useless ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from speculative_decoding.memory import TranslationMemory
 
 NOISE = 0.1  # the probability that a word is replaced
-CHANGED = 10  # one prompt of this many has a changed clause
+CHANGED = 10  # one of this many prompts has a changed clause
 BETWEEN_CLAUSES = re.compile(r"(; | // |, )")
 KINDS = {
     "none": "none",
@@ -52,7 +52,7 @@ class GivenTexts:
         kind: A key of `KINDS`.
         decoded: The task.
         by_seed: The texts, once for each seed.
-        memory: A translation memory, whose texts are used, too.
+        memory: A translation memory, whose texts are also used.
     """
 
     kind: str
@@ -68,10 +68,10 @@ def noisy(texts: Sequence[str], words: Sequence[str], seed: int) -> list[str]:
 
 
 def with_changed_clauses(prompts: Sequence[str]) -> list[str]:
-    """Change one prompt in each `CHANGED` consecutive ones: the first with several clauses, if there is one.
+    """Change one of every `CHANGED` consecutive prompts: the first with several clauses, if any.
 
-    Its last clause is replaced by the last clause of the next such prompt, after the last of them by the first one's.
-    Equal clauses are passed over.
+    Its last clause is replaced by the last clause of the next prompt with several clauses, in cyclic order. Equal
+    clauses are skipped.
     """
     clauses = [BETWEEN_CLAUSES.split(prompt) for prompt in prompts]  # with the separators between them
     blocks = [range(start, min(start + CHANGED, len(prompts))) for start in range(0, len(prompts), CHANGED)]
@@ -85,7 +85,7 @@ def with_changed_clauses(prompts: Sequence[str]) -> list[str]:
 
 
 def read_references(paths: Sequence[Path]) -> dict[str, str]:
-    """Return a person's output by its source, from lines of source, tab and output. Raises `InputError`."""
+    """Map sources to outputs written by people, read from lines of source, tab and output. Raises `InputError`."""
     found: dict[str, str] = {}
     for path in paths:
         for number, line in enumerate(read_text(path, "--references").splitlines(), 1):
@@ -107,7 +107,7 @@ def reference_of(prompt: str, references: Mapping[str, str]) -> str:
     for source in (prompt, split_prefix(prompt)[1]):
         if source in references:
             return references[source]
-    raise InputError(f'--references: no line for "{prompt}"; add one, or leave the option out')
+    raise InputError(f'--references: no line for "{prompt}"; add one, or omit the option')
 
 
 def given_texts(
@@ -117,7 +117,7 @@ def given_texts(
 
     Args:
         decoded: The task.
-        changed: The same task `with_changed_clauses`; None for no memory.
+        changed: The task after `with_changed_clauses`; None for no memory.
         other: Another task.
         references: From `read_references`; if empty, there is no text written by a person.
         seeds: The number of seeds of the noise.

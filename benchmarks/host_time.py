@@ -1,11 +1,11 @@
 """Measures the host's work in a round: `python -m benchmarks.drafts --host`.
 
-On a GPU, the host's work between two host syncs delays the next pass. The model has the decoder layers of T5-base but
-narrow matrices, so its graphs have the size of T5-base's. All times are processor time of the Python thread, without
-waiting and without other threads, so they hardly depend on the device:
+On a GPU, host work between two host syncs delays the next pass. The model has the decoder layers of T5-base but narrow
+matrices, so its graphs are as large as those of T5-base. All times are CPU times of the Python thread, without waiting
+and other threads, so they are nearly independent of the device:
 
 - Python: building graphs, draft lengths, copies, text and statistics
-- evaluation: `mx.eval` and `mx.async_eval`, which hand the graph to the device
+- evaluation: `mx.eval` and `mx.async_eval`, which submit the graph to the device
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WARM_UP_ROUNDS = 5
 def host_times(session: Session, rows: int, rounds: int) -> tuple[dict[str, float], Counter[str]]:
     """Return the seconds of each part, and the calls of `mx.eval` and `mx.async_eval` in the last round.
 
-    The seconds are the 10th percentile over the rounds, because other programs make rounds slower.
+    The seconds are the 10th percentile over the rounds, because other programs slow rounds down.
     """
     options = session.options_with({})
     engine = session.engine(options, rows)

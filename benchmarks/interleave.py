@@ -1,4 +1,4 @@
-"""Runs contenders in turns: each decodes every task in every repeat, so that all run under the same conditions."""
+"""Runs contenders in turns: each decodes every task in every repeat, so that conditions are the same for all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Output:
         tokens: The output.
         seconds: Wall-clock time from source ids to output ids, including the encoder. In a batch, the time since the
             previous prompt finished.
-        stats: Statistics, for our contenders only.
+        stats: Statistics, only for contenders of this package.
     """
 
     tokens: list[int]
@@ -38,7 +38,7 @@ class Contender(ABC):
 
     Args:
         label: Name in tables.
-        setting: Our command-line flags, or the setting of a peer.
+        setting: Command-line flags of this package, or the settings of a peer.
         temperature: Sampling temperature.
     """
 
@@ -67,8 +67,8 @@ def take_turns(
 ) -> Iterator[Run]:
     """Yield the runs of all repeats.
 
-    Contenders take turns of `SLICE` seconds within a task. Each repeat starts with the next contender, so that no
-    contender always follows the same one.
+    Within a task, contenders take turns of `SLICE` seconds. Each repeat starts with the next contender, so that the
+    order of contenders varies.
 
     Args:
         contenders: The contenders of each task.
