@@ -83,7 +83,7 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
     if "random" not in given:
         folders = flags_from(ModelFlags, chosen).find()
         if folders.draft_model is None and "model" in given.get("drafter", ()):
-            raise InputError("--drafter model: needs a --draft-model; name one, or omit model")
+            raise InputError("--drafter model: needs a --draft-model; add one, or omit model")
         pair = open_pair(folders.model, folders.draft_model, dtype=folders.dtype, adapter=folders.adapter)
         if isinstance(pair.draft, ModelHandle):  # its tasks have ids only, so there is no text to draft
             require_same_tokens(pair.target.model, pair.draft.model)
@@ -119,7 +119,7 @@ def open_assistant(name: str | None, pair: ModelPair) -> EncoderDecoder:
         opened.load_weights()
         return opened.model
     if not isinstance(pair.draft, EncoderDecoder):
-        raise InputError(f"--peers {ASSISTED}: needs a draft model; name one with --assistant, or omit {ASSISTED}")
+        raise InputError(f"--peers {ASSISTED}: needs a draft model; add --assistant, or omit {ASSISTED}")
     return pair.draft
 
 

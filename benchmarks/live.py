@@ -1,21 +1,22 @@
-"""How good is live text, and what does the last hypothesis save as a draft? `python -m benchmarks.live --model NAME`
+"""Measures the accuracy and speed of live transcription: `python -m benchmarks.live --model NAME`
 
     python -m benchmarks.live --model openai/whisper-base --head models/whisper-base-head \\
         --normalizer english.json --recordings RECORDING.wav...
 
-Each recording, of English speech in a 16 kHz WAV file, is replayed as live speech with a simulated clock, without
-waiting. There is a hypothesis after each second: without drafts, with drafts of at most 15 tokens, and with the
-default draft length. Their final texts must be equal. The first table has, for each recording:
+Each recording, a 16 kHz WAV file of English speech, is replayed as live speech with a simulated clock, without waiting.
+A hypothesis is decoded after each second: without drafts, with drafts of at most 15 tokens, and with the default draft
+length. The final texts must be equal. The columns of the first table, for each recording:
 
 - errors: the word error rate of the final text against the transcript of the whole recording, after the normalizer of
   openai-whisper
 - calls: target calls of all hypotheses, divided by the calls without drafts
-- within: the share of hypotheses with at most ceil(A / 16) + B + 1 target calls, where A of its tokens agree in order
-  with the last hypothesis, without the text that has been cut since, and B do not; and the largest number of calls
-  beyond that. A timestamp agrees if it is the same time of the recording
+- within: the share of hypotheses with at most ceil(A / 16) + B + 1 target calls, and the largest number of calls above
+  this bound. A is the number of tokens that match the last hypothesis in order, without the text that has been cut
+  since; B is the number of other tokens. Timestamps match if they denote the same time of the recording
 
-With `--time`, the clock advances while a hypothesis is decoded, and the next one includes all audio since. The second
-table has the decoding time of a second of speech, and the delay from the end of a word to the final text that has it.
+With `--time`, the clock advances while a hypothesis is decoded, and the next hypothesis includes all audio up to then.
+The second table shows the decoding time per second of speech, and the delay from the end of a word until it is in the
+final text.
 
 With `--loop SECONDS`, the recordings are instead repeated as one long stream, and the peak memory of this process is
 printed after five minutes and at the end.
@@ -76,7 +77,7 @@ class Hypothesis(NamedTuple):
     tokens: Sequence[int | Time]
 
     def after(self, frame: int) -> Sequence[int | Time]:
-        """Return the tokens that are left if the window is cut at a frame."""
+        """Return the tokens that remain if the window is cut at a frame."""
         if frame == self.start:
             return self.tokens
         before = [i for i, token in enumerate(self.tokens) if isinstance(token, Time) and token.frame <= frame]
@@ -90,7 +91,7 @@ class Heard(NamedTuple):
         update: The update.
         hypothesis: The decoded hypothesis, or None.
         shown: When the update is shown, in seconds of the simulated clock.
-        seconds: Wall-clock seconds until then since the audio was heard.
+        seconds: Wall-clock seconds from the arrival of the audio until then.
     """
 
     update: LiveUpdate
@@ -136,7 +137,7 @@ class Replay:
 
 
 def bound(last: Sequence[Hashable], new: Sequence[Hashable]) -> int:
-    """Return the target calls that a hypothesis may take after the last one."""
+    """Return the maximum number of target calls for a hypothesis, given the last one."""
     num_agreeing = common_subsequence(last, new)
     return ceil(num_agreeing / (NUM_DRAFT + 1)) + len(new) - num_agreeing + 1
 
@@ -204,7 +205,7 @@ def listen(session: Session, stream: LiveStream) -> list[Hypothesis]:
 
 @dataclass(frozen=True)
 class Measured:
-    """A recording with its replays by mode; `timed` are those with a clock, if they were asked for."""
+    """A recording with its replays by mode; `timed` are replays with an advancing clock, if requested."""
 
     name: str
     seconds: float
@@ -222,7 +223,7 @@ def measure(session: Session, path: Path, normalize: Any, *, has_times: bool) ->
     replays, timed, delays = {}, {}, {}
     for name, mode in MODES.items():
         say(f"{path.stem}: {name}")
-        replays[name] = replay(replace(session), samples, **mode)  # which has learned nothing
+        replays[name] = replay(replace(session), samples, **mode)  # without learned statistics
         if replays[name].text != replays["without drafts"].text:
             raise AssertionError(f"{path.stem}: the final text with drafts differs from the one without")
         if has_times and name != f"{NUM_DRAFT} tokens":
@@ -237,7 +238,7 @@ def measure(session: Session, path: Path, normalize: Any, *, has_times: bool) ->
 
 
 def word_delays(shown: Sequence[tuple[str, float]], spoken: Sequence[tuple[str, float]]) -> list[float]:
-    """Return the time from the end of each word to when it was shown, for the words that both have."""
+    """Return the time from the end of each word until it was shown, for the words in both texts."""
     keys = [["".join(filter(str.isalnum, word)).casefold() for word, _ in words] for words in (shown, spoken)]
     blocks = SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_matching_blocks()
     return [shown[a + i][1] - spoken[b + i][1] for a, b, size in blocks for i in range(size)]
@@ -327,7 +328,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--normalizer", type=Path, metavar="FILE", help=spelling)
     add("--time", action="store_true", help="also measure times and delays")
     seconds = argument_type(Number(0))
-    add("--loop", type=seconds, metavar="SECONDS", help="repeat the recordings for so long, and print the peak memory")
+    add(
+        "--loop", type=seconds, metavar="SECONDS", help="repeat the recordings for this long, and print the peak memory"
+    )
     chosen = parser.parse_args(argv)
     return run("benchmarks.live", lambda: compare(chosen))
 

@@ -70,7 +70,7 @@ def measure_bandwidth() -> float:
 
 
 def used_by_others() -> tuple[float, float]:
-    """Return the processor seconds that other processes used since boot, and the total; zeros if unknown.
+    """Return the CPU seconds that other processes used since boot, and the total; zeros if unknown.
 
     Our subprocesses count as other processes until they end.
     """

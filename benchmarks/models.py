@@ -64,7 +64,7 @@ def random_model(
 ) -> EncoderDecoder:
     """Return a model whose matrices are normal with variance 1 / columns and whose scales are 1.
 
-    This keeps activations in range.
+    With these weights, activations stay in range.
 
     Args:
         shape: Fields of config.json.

@@ -1,4 +1,4 @@
-"""Contenders for our decoding modes, each with a separate session, for single prompts or batches."""
+"""Contenders for the decoding modes of this package, each with a separate session, for single prompts or batches."""
 
 from __future__ import annotations
 

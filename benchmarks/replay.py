@@ -46,7 +46,7 @@ class ReplayDrafter(AutoDrafter):
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
         super().begin(request, encoder_output)
         self._script = self.scripts[tuple(request.source_tokens)]
-        # The model's own tokens, also where a draft was accepted.
+        # The model's own tokens, even where a draft was accepted.
         self._seen = RequestView(request.options, request.source_tokens, [*request.decoder_tokens], request.slot)
 
     def kind_and_limit(self, request: RequestView) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Formats rows as Markdown tables, and names the fastest flags."""
+"""Formats rows as Markdown tables, and prints the fastest flags."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def report(rows: Sequence[SummaryRow], environment: Mapping[str, Any], notes: Se
 
 
 def fastest_lines(rows: Sequence[SummaryRow]) -> list[str]:
-    """Return a line with our fastest flags for each task, and for all tasks of a model, weighted by tokens.
+    """Return a line with the fastest flags for each task, and for all tasks of a model, weighted by tokens.
 
     Each temperature and batch size has its own lines. There are none if only one mode was measured.
     """

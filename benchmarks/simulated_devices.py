@@ -60,7 +60,7 @@ class Drafts(NamedTuple):
     Args:
         name: Name in the output.
         recorded: Kind in acceptance.txt; empty for none.
-        looked_up: What it drafts where such a draft was recorded: `COPY`, `TEXT`, or "" for nothing.
+        looked_up: The kind of recorded draft that it uses instead where there is one: `COPY`, `TEXT`, or "" for none.
         step: As in `RoundCosts`.
         start: As in `RoundCosts`.
     """

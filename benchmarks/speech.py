@@ -3,10 +3,10 @@
     python -m benchmarks.speech openai/whisper-base RECORDING.wav... --draft-model models/whisper-base-head \\
         --peer openai-whisper OTHER/bin/python openai/whisper-base --peer faster-whisper OTHER/bin/python CT2_FOLDER
 
-Recordings are English speech in 16 kHz WAV files. Everything is greedy, without fallback, in float32, and with the same
-number of threads. Each program transcribes all recordings in each repeat; the next repeat starts with the next one. The
-table has the medians. Encoder and decoder are wall-clock times. For other programs, and for several recordings at once,
-the decoder's time includes reading and log-mel frames.
+Recordings are 16 kHz WAV files of English speech. All programs decode greedily, without fallback, in float32, and with
+the same number of threads. Each program transcribes all recordings in each repeat; the next repeat starts with the next
+program. The table shows the medians. Encoder and decoder are wall-clock times. For other programs, and for several
+recordings at once, the decoder's time includes reading and log-mel frames.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tokens per target call of transcription with given texts. `python -m benchmarks.texts --kinds speech` prints them."""
+"""Tokens per target call of transcription with draft texts. `python -m benchmarks.texts --kinds speech` prints them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Recorded:
 
     Args:
         name: The name of its file.
-        parts: The samples up to each second, and at last all of them.
+        parts: The samples up to each second; the last part is the whole recording.
         baselines: The transcript of each part.
-        written: The whole transcript of another model.
+        written: The transcript of the whole recording by another model.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Recorded:
         return self.stats(session, drafter=drafter, draft_text=json.dumps(self.written.as_dict()))
 
     def with_hypotheses(self, session: Session, drafter: str) -> GenerationStats:
-        """Transcribe again after each further second, with the transcript so far and its times."""
+        """Transcribe again after each additional second, with the transcript so far and its times as the draft text."""
         total = GenerationStats()
         for part, hypothesis in enumerate(self.baselines[:-1], start=1):
             total.add(self.stats(session, part, drafter=drafter, draft_text=json.dumps(hypothesis.as_dict())))
@@ -108,7 +108,7 @@ def speech_rows(models: Sequence[Path | None], recordings: Sequence[Path]) -> It
         say(f"speech: {given}, {drafts}")
         total = GenerationStats()
         for each in recorded:
-            found = run(each, replace(session), drafter)  # which has learned nothing
+            found = run(each, replace(session), drafter)  # without learned statistics
             total.add(found)
             yield Row(given, drafts, each.name, [found.tokens_per_target_call])
         if len(recorded) > 1:

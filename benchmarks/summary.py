@@ -39,14 +39,14 @@ class SummaryRow:
         setting: Setting of the contender.
         temperature: Temperature of the contender.
         is_ours: False for peers.
-        tokens: Generated in one repeat.
+        tokens: Number of tokens generated in one repeat.
         ms_per_token: Time over all prompts of a repeat, including the encoder.
         speedup: Speedup over baseline decoding in the same run, on the same task and at the same temperature.
         same_ids: Share of positions at which this contender has the same id as the greedy baseline.
         decode_ms_per_token: Time without the encoder.
         tokens_per_target_call: See `GenerationStats`.
         acceptance: Acceptance rate.
-        share_of_limit: Share of the baseline's `decode_ms_per_token` that reading the weights once takes.
+        share_of_limit: Time to read the weights once, as a share of the baseline's `decode_ms_per_token`.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""Measures what given texts gain as drafts, and returns rows. Outputs must equal the baseline's."""
+"""Measures the gain of draft texts, and returns rows. Outputs must equal the baseline's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Row:
 
     Args:
         given: The given texts.
-        drafts: Where drafts come from.
+        drafts: The source of drafts.
         task: The task's name.
         by_seed: The figure for each seed.
     """
@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class WasteRow:
-    """What a text costs a request in a session that has learned nothing.
+    """The cost of a draft text for a request in a new session.
 
     Args:
         given: The given texts.
@@ -91,7 +91,7 @@ class TimeRow:
 
 @dataclass(frozen=True)
 class Bench:
-    """Runs tasks with the models of a session. Each run has a new session, which has learned nothing."""
+    """Runs tasks with the models of a session. Each run has a new session, without learned statistics."""
 
     session: Session
     max_tokens: int
@@ -99,7 +99,7 @@ class Bench:
 
     @property
     def draft(self) -> str:
-        """What drafts besides texts and copies, for tables; "" if nothing does."""
+        """The source of drafts in addition to texts and copies, for tables; "" if there is none."""
         model = self.session.draft_model
         return "" if model is None else "head" if isinstance(model, DraftHead) else "draft model"
 
@@ -139,7 +139,8 @@ class Bench:
         return results
 
     def best_place(self, decoded: Decoded, texts: Texts) -> float:
-        """Return the tokens per call of drafts from the place in the texts that agrees with most of the next tokens."""
+        """Return the tokens per call if drafts start at the best place: where the texts match most of the next
+        tokens."""
         tokens = calls = 0
         model, tokenizer, memory = self.session.model, self.session.tokenizer, self.session.memory
         for prompt, output, own in zip(decoded.prompts, decoded.outputs, texts, strict=True):
@@ -198,7 +199,7 @@ def waste_row(bench: Bench, given: GivenTexts, limit: int) -> WasteRow:
 
 @dataclass(frozen=True)
 class WithTexts(Contender):
-    """The default drafter, with given texts or without them. Each run of the task has a new session."""
+    """The default drafter, with or without draft texts. Each run of the task has a new session."""
 
     bench: Bench
     given: GivenTexts
@@ -213,7 +214,7 @@ class WithTexts(Contender):
 
 
 def time_rows(bench: Bench, found: Iterable[GivenTexts], repeats: int) -> Iterator[TimeRow]:
-    """Time the given texts of each task, and the same prompts without a text, in turns."""
+    """Time the prompts of each task with draft texts and without, in turns."""
     bench.session.calibrate()
     expected = {}
     contenders: list[tuple[Task, list[Contender]]] = []

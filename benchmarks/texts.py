@@ -1,19 +1,19 @@
-"""What do given texts gain as drafts? `python -m benchmarks.texts [FILE ...] [--time]`
+"""Measures the gain of draft texts: `python -m benchmarks.texts [FILE ...] [--time]`
 
-Each row is a kind of text that a request gives with a prompt:
+Each row is a type of draft text that a request passes with a prompt:
 
 - noise: the target's own output, each word replaced with probability .1 by one drawn from all outputs of the task
-- person: the output that a person wrote for the same source (--references)
-- memory: one source of ten has the last clause of another one; the texts are the outputs of the unchanged sources
-- prompt, task: a useless text, the output of another prompt or of another task
-- speech: for recordings, the transcript of another Whisper, and the last transcript while a recording grows; also the
-  other Whisper as the draft model (--whisper)
+- person: an output written by a person for the same source (--references)
+- memory: one of ten sources has the last clause of another source; the texts are the outputs of the unchanged sources
+- prompt, task: a useless text: the output of another prompt or of another task
+- speech: for recordings, the transcript of another Whisper, the last transcript of a growing recording, and the other
+  Whisper as the draft model (--whisper)
 
-Without `--time`, prints tokens per target call with drafts of at most 15 tokens, which do not depend on the machine's
-speed. "All" are texts, copies and the draft model or head. "Best place" replays the output, drafting from the place in
-the text that agrees with most of the next tokens: no search finds a better one. With `--time`, prints the time with the
-text divided by the time without it, both with the default drafter and adaptive lengths, in interleaved repeats. Each
-run of a task starts with a session that has learned nothing. All outputs are compared with the baseline's.
+Without `--time`, the command prints tokens per target call with drafts of at most 15 tokens, which do not depend on the
+machine's speed. "All" means texts, copies and the draft model or head. "Best place" replays the output and drafts from
+the place in the text that matches most of the next tokens, so no search can find a better place. With `--time`, the
+command prints the time with the text divided by the time without it, both with the default drafter and adaptive
+lengths, in interleaved repeats. Each run of a task uses a new session. All outputs are compared with the baseline's.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     OTHER/bin/python tools/compare_openai_whisper.py record MODEL RECORD.json 16KHZ.wav... [--options '{...}']
     python -m tools.compare_openai_whisper compare MODEL RECORD.json [--draft DRAFT] [--drafter ngram] [--slots 4]
 
-MODEL is a Hugging Face folder. For a recording that differs, `compare` names the first attempt with another output and
-its log-probability in both programs: a difference near rounding errors is a tie.
+MODEL is a Hugging Face folder. For a recording that differs, `compare` prints the first attempt with a different output
+and its log-probability in both programs. If the difference is as small as rounding errors, it is a tie.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 
 def margins(outputs: list[Any], attempts: list[dict[str, Any]]) -> str:
-    """Return the largest differences of the values that decide on fallback, up to the first attempt that differs."""
+    """Return the largest differences of the values that determine fallback, up to the first attempt that differs."""
     found = {"avg_logprob": 0.0, "no_speech_prob": 0.0}
     for number, (output, other) in enumerate(zip(outputs, attempts, strict=False)):
         if output.tokens != other["tokens"]:

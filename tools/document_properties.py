@@ -1,11 +1,12 @@
-"""Decodes documents with functions in place of a model, and checks that they keep everything but their text.
+"""Decodes documents with functions in place of a model, and checks that everything except the text is unchanged.
 
     python -m tools.document_properties README.md docs data
 
-Takes files and folders, of which it reads the files that have the suffix of a format. The identity must give a document
-byte for byte. If the function swaps the case of letters, exactly the letters of decoded texts must differ. Lines, cues,
-JSON fields, code, and the blocks, cells and tags of Markdown and HTML must also be equal if it repeats or drops words.
-Prints a line per failure and a summary; the exit status is 1 if there are failures.
+Pass files, or folders whose files with the suffix of a format are read. With the identity function, the output must
+equal the document byte for byte. With a function that swaps the case of letters, exactly the letters of decoded texts
+must differ. With functions that repeat or drop words, lines, cues, JSON fields, code, and the blocks, cells and tags of
+Markdown and HTML must also be equal. The tool prints a line per failure and a summary; the exit status is 1 if there
+are failures.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ STRUCTURES: dict[str, Callable[[str], list[object]]] = {
 
 
 def failures(path: Path, models: Sequence[str], counts: Counter[str]) -> Iterator[str]:
-    """Yield what is wrong with a document. models: names of `MODELS`. counts: is added to."""
+    """Yield the failures for a document. models: names of `MODELS`. counts: updated in place."""
     options = DocumentOptions(format=BY_SUFFIX[path.suffix.lower()])
     with DocumentFile(path, options) as file:
         source = "".join(file.lines)
@@ -90,7 +91,7 @@ def with_swapped_letters(part: Literal | Piece) -> str:
 
 
 def difference(wanted: str, found: str) -> str:
-    """Return where two texts begin to differ."""
+    """Return the first difference of two texts."""
     start = next(i for i, (a, b) in enumerate(zip_longest(wanted, found)) if a != b)
     line = line_ends(wanted[:start]) + 1
     return f"line {line}: {wanted[start : start + 60]!r}, but {found[start : start + 60]!r}"

@@ -3,8 +3,8 @@
     python -m tools.fuzz_files --count 5000
     python -m tools.fuzz_files --format config audio --count 1000
 
-Runs each format in a separate process, with limits on additional address space and on processor time per file (2 s).
-Prints one line per format. File i depends only on the format, the seed and i, so failures are reproducible. The formats
+Each format runs in a separate process, with limits on additional address space and on CPU time per file (2 s). The tool
+prints one line per format. File i depends only on the format, the seed and i, so failures are reproducible. The formats
 "config", "tokenizer", "side" and "head" load folders whose small files are damaged (tests/support/damaged_folders.py).
 "audio" needs PyAV, which decodes recordings of five formats in C.
 """
@@ -176,7 +176,7 @@ def zipped(entries: list[Entry], rng: Random) -> bytes:
 
 
 def hostile_state_dict(rng: Random) -> Ordered:
-    """Return a state dict with an additional view that has some impossible numbers."""
+    """Return a state dict with an additional view with some invalid numbers."""
 
     def number(value: int) -> int:
         return value if rng.random() < 0.6 else rng.choice((*HUGE, 0, 1, 2, 23, 24, 25))
@@ -342,7 +342,7 @@ def alarm(signum: int, frame: FrameType | None) -> None:
 def failure(act: Callable[[], object], seconds: float = SECONDS) -> str | None:
     """Run an action. Returns a problem, or None if it succeeded or raised a one-line `InputError`.
 
-    Problems include more processor time than `seconds`, and more than thirty times that in wall-clock time.
+    Problems include CPU time above `seconds`, and wall-clock time above thirty times `seconds`.
     """
     signal.signal(signal.SIGALRM, alarm)
     started = time.process_time()

@@ -1,13 +1,13 @@
-"""Kills programs over their whole run and resumes them. The results must equal those of an undisturbed run.
+"""Kills programs at points throughout their run and resumes them. Results must equal those of an uninterrupted run.
 
     python -m tools.kills [--kills 60] [--only KIND ...] [--at-end]
 
-Half of the kills hit a write, sync, rename or removal: a profile hook in the program counts them and sends SIGKILL
-before the n-th. The others hit a moment. Both are spread evenly over an undisturbed run. For `full-disk`, the n-th
-write fails instead, which must end the program with one line. `--at-end` hits the last writes instead, with which the
-program finishes its result. `conversion-over-another` replaces a complete folder, so there must be one at any moment.
-`console` interrupts texts with Ctrl-C, every second one several times; the next text must be complete. The last line
-summarizes all kinds.
+Half of the kills interrupt a write, sync, rename or removal: a profile hook in the program counts these calls and sends
+SIGKILL before the n-th call. The other kills occur at fixed times. Both are spread evenly over an uninterrupted run.
+For `full-disk`, the n-th write fails instead, and the program must exit with a one-line error. `--at-end` interrupts
+the last writes of a run instead, which complete its result. `conversion-over-another` replaces a complete folder, so a
+complete folder must exist at any time. `console` interrupts texts with Ctrl-C, every second text several times; the
+next text must be complete. The last line is a summary.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ KINDS = {
     "console": "--drafter auto",
 }
 LEDGER = ".transcribe.jsonl"
-WINDOWS = ".transcribe."  # the logs of half-done recordings begin with this
+WINDOWS = ".transcribe."  # prefix of the logs of unfinished recordings
 PROMPT = "translate English to German: The method returns the value of the property."  # of the console
 POSIX_WRITES = ("fsync", "mkdir", "rename", "replace", "rmdir", "sendfile", "truncate", "unlink")
-FORK = multiprocessing.get_context("fork")  # a fork needs no imports; this process must not use the device itself
+FORK = multiprocessing.get_context("fork")  # a fork needs no imports; this process must not use the device
 
 
 def command(arguments: list[str], log: Path, stop_at: int, is_full: bool) -> None:
-    """Run a command in this process, which is killed, or finds the disk full, at its n-th write (0: never)."""
+    """Run a command in this process, which is killed or gets a full disk at its n-th write (0: never)."""
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -103,7 +103,7 @@ def command(arguments: list[str], log: Path, stop_at: int, is_full: bool) -> Non
 
 @dataclass
 class Run:
-    """How a run ended: an exit status, what rank 0 said, and its duration."""
+    """The end of a run: exit status, output of rank 0, and duration."""
 
     status: int
     said: list[str]
@@ -148,7 +148,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def stage(folder: Path, expected: dict[str, bytes]) -> str:
-    """Check the unfinished result, and say how far it is."""
+    """Check the unfinished result, and return its stage."""
     made, work = folder / "made", folder / "made.training"
     if (journal := folder / "made.journal").exists():
         assert not made.exists() or made.read_bytes() == expected[""], "a document differs"
@@ -181,7 +181,7 @@ def remove_result(folder: Path) -> None:
 
 
 def interrupt(kind: str, folder: Path, kills: int, at_end: bool) -> Counter[str]:
-    """Interrupt a program and resume it. Returns how often each stage was interrupted."""
+    """Interrupt a program and resume it. Returns the number of interruptions per stage."""
     rng = random.Random(kind)
     whole = run(kind, folder, rng)
     assert whole.status == 0, whole.said
@@ -223,7 +223,7 @@ def interrupt(kind: str, folder: Path, kills: int, at_end: bool) -> Counter[str]
 
 
 def interrupt_console(texts: int) -> Counter[str]:
-    """Interrupt texts of a console in another process. Returns how many were interrupted, and how many complete."""
+    """Interrupt texts of a console in another process. Returns the number of interrupted and of complete texts."""
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=console, args=(texts, sender))
     process.start()

@@ -1,6 +1,6 @@
-"""The core's tests without some optional subpackages: `python -m tools.leave_out SUBPACKAGE ...`, or `all`.
+"""Runs the core's tests without some optional subpackages: `python -m tools.leave_out SUBPACKAGE ...`, or `all`.
 
-Subpackages that are named together are left out together. Other arguments go to pytest, such as `-m ""` for the slow
+All given subpackages are left out at the same time. Other arguments are passed to pytest, such as `-m ""` for the slow
 tests.
 """
 

@@ -1,12 +1,12 @@
-"""Makes speech for training and testing a draft head of a speech model: text-to-speech, then a room, noise and gain.
+"""Synthesizes speech to train and test draft heads of speech models, with reverberation, noise and gain.
 
-Needs packages that are not dependencies of this one: scipy, hibari-tts (one voice in the package), piper-tts with a
-folder of voices, and the programs espeak-ng and flite. Writes 16 kHz WAV files, and manifest.jsonl with one recording
-per line:
+The tool needs packages that are not dependencies of this one: scipy, hibari-tts (which includes one voice), piper-tts
+with a folder of voices, and the programs espeak-ng and flite. It writes 16 kHz WAV files, and manifest.jsonl with one
+recording per line:
 
     {"audio": "000000.wav", "language": "en", "segments": [{"start": 0.4, "end": 3.16, "text": "..."}]}
 
-The recordings depend only on the texts, the options and --seed. A killed run continues where it ended.
+The recordings depend only on the texts, the options and --seed. If a run is killed, the next run continues it.
 
     python tools/make_speech.py speech/train --text sentences.txt --count 2000 --seconds 5 12
 """
@@ -62,7 +62,7 @@ def hibari(text: str, speed: float) -> tuple[Audio, int]:
 
 
 def piper(path: Path) -> Voice:
-    """Return a Piper voice. path: of its .onnx file, beside a .onnx.json."""
+    """Return a Piper voice. path: of its .onnx file, in the same folder as its .onnx.json."""
     from piper import SynthesisConfig
 
     def speak(text: str, speed: float) -> tuple[Audio, int]:
@@ -103,14 +103,14 @@ def read_wav(content: bytes) -> tuple[Audio, int]:
 
 @dataclass(frozen=True)
 class Recording:
-    """How to make one recording.
+    """Parameters of one recording.
 
     Args:
         sentences: The texts in their order.
-        voice: Speaks them.
-        speed: Of speaking.
+        voice: Synthesizes the texts.
+        speed: Speaking rate.
         pitch: A factor for all frequencies.
-        seed: Of pauses and room.
+        seed: Random seed of pauses and acoustics.
     """
 
     sentences: Sequence[str]

@@ -3,8 +3,9 @@
     python -m tools.planted_faults [--list] [--only N ...] [--tests FOLDER]
 
 For each fault, the closest tests run first, then their folder, all other folders, and last the slow tests. The exit
-status is 1 if a fault escapes, or is stale: its text no longer occurs exactly once in its file. With `--tests`, another
-version of the folder tests/ runs against the same faults, to compare both versions. The faults take about ten minutes.
+status is 1 if no test catches a fault, or if a fault is stale: its text no longer occurs exactly once in its file. With
+`--tests`, another version of the folder tests/ runs against the same faults, to compare both versions. The faults take
+about ten minutes.
 """
 
 from __future__ import annotations

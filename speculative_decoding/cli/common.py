@@ -23,7 +23,7 @@ from ..errors import InputError, Name, Note, one_line, shown, writing
 from ..models.backend import computing
 from .parser import Parser, flag
 
-PROMPTS = Path(__file__).resolve().parents[2] / "data"  # the bundled files of prompts, which only the repository has
+PROMPTS = Path(__file__).resolve().parents[2] / "data"  # the bundled files of prompts, which are only in the repository
 
 
 def start_alone(
@@ -41,7 +41,7 @@ def launched_rank() -> int | None:
 
 
 def require_one_process() -> None:
-    """Raise `InputError` if `mlx.launch` started several processes, which would all do the same work."""
+    """Raise `InputError` if `mlx.launch` started several processes, because all of them would do the same work."""
     if launched_rank() is not None:
         raise InputError("this command runs in one process; start it without mlx.launch")
 
@@ -51,14 +51,14 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
 
     Args:
         when_interrupted: Added to the line that reports Ctrl-C.
-        name: Returns how an option is written on the command line; see `Parser.name_of`.
+        name: Returns the spelling of an option on the command line; see `Parser.name_of`.
     """
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         say(f"{program}: note: {shown(message.text if isinstance(message, Note) else message, name)}")
 
     warnings.showwarning = show
-    warnings.simplefilter("always", Note, append=True)  # later requests get their notes too, unless -W turns them off
+    warnings.simplefilter("always", Note, append=True)  # repeat notes for later requests, unless -W disables them
     try:
         require_streams()
         with one_interrupt(), computing():
@@ -87,7 +87,7 @@ def one_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    if before is not signal.SIG_IGN:  # SIGINT is ignored under nohup, and on ranks that rank 0 ends
+    if before is not signal.SIG_IGN:  # SIGINT is ignored under nohup, and on ranks that are ended by rank 0
         signal.signal(signal.SIGINT, interrupt)
     try:
         yield
@@ -134,7 +134,7 @@ def require_streams() -> None:
 
 
 def escape_with_note(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Error handler of standard output: escape characters that its encoding lacks, and print a note."""
+    """Error handler for standard output: escape characters that are not in its encoding, and print a note."""
     say_that_characters_are_escaped(sys.stdout.encoding)
     return codecs.backslashreplace_errors(error)
 
@@ -142,7 +142,7 @@ def escape_with_note(error: UnicodeError) -> tuple[str | bytes, int]:
 @cache  # so that the note is printed once
 def say_that_characters_are_escaped(encoding: str) -> None:
     say(
-        f"note: standard output is {encoding}; characters that it lacks are written as escapes such as \\xfc "
+        f"note: standard output is {encoding}; characters outside this encoding are written as escapes such as \\xfc "
         "(set PYTHONIOENCODING=utf-8 to write them)"
     )
 

@@ -120,7 +120,7 @@ class Comparison(PromptRunner):
 def agreement_with_baseline(
     mode: str, session: Session, tokens: Sequence[int], results: Mapping[str, GenerationResult]
 ) -> str:
-    """Return a few words that compare the output of a mode with the baseline's, or "" without a comparison."""
+    """Return a short comparison of the mode's output with the baseline's, or "" if they cannot be compared."""
     result = results[mode]
     baseline = results.get(BASELINE)
     if baseline is None or mode == BASELINE or INTERRUPTED in (result.finish_reason, baseline.finish_reason):

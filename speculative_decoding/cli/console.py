@@ -42,7 +42,7 @@ def interact(chosen: argparse.Namespace, processes: Any = None) -> int:
         note_exactness(state.session)
         if note := config.demonstration_note("/model google/flan-t5-large google/flan-t5-small"):
             say(note)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C stops the current text, not the console
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C stops the current output, not the console
         with any_encoding(), line_editing():
             return run(state)
 

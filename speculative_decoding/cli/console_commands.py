@@ -1,6 +1,6 @@
 """Commands and state of the console.
 
-Each decoding option and each flag of `PromptFlags` is a command with the same meaning, unless it is listed here.
+Each decoding option and each flag of `PromptFlags` is a command with the same meaning, except those listed here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def console_parser(program: str, **options: Any) -> Parser:
         prog=program,
         usage="%(prog)s [options]",
         description="Decode prompts as you type them. A line that begins with / is a command; /help lists them. Most "
-        "options are commands, too.",
+        "options are also commands.",
         basic=("trace",),
         **options,
     )
@@ -58,9 +58,9 @@ class ConsoleState:
     """Open models and settings of the console.
 
     Args:
-        config: The models to open, and the options at the start.
+        config: The models to open, and the initial options.
         runner: Decodes the prompts.
-        flags: The current values of the flags, except for `baseline`, which the options imply.
+        flags: The current values of the flags, except `baseline`, which is derived from the options.
     """
 
     config: RunConfig
@@ -137,7 +137,7 @@ class ConsoleState:
             if (value := getattr(self.options, name)) != spec.default
         }
         previous = replace(self.config, chosen=self.options, given=changed.keys())
-        # The prompt of a draft model is for the previous one
+        # The options for the draft model's prompt apply to the previous draft model
         flags = replace(self.config.flags, draft_prefix=None, draft_src_lang=None, draft_tgt_lang=None)
         config = replace(make_run_config(paths, changed, flags), memory=self.config.memory)
         pair = config.open(use_draft=True)
@@ -232,7 +232,7 @@ def on_off(is_on: bool) -> str:
     return "on" if is_on else "off"
 
 
-@Command("/help [COMMAND]", "list all commands, or explain one", choices=lambda: COMMANDS)
+@Command("/help [COMMAND]", "list all commands, or describe one", choices=lambda: COMMANDS)
 def show_help(state: ConsoleState, text: str) -> None:
     if text.strip():
         command = find(f"/{text.strip().removeprefix('/')}")
@@ -252,7 +252,7 @@ def command_name(name: str) -> str:
 
 
 def name_of(field: str) -> str:
-    """Return how a field is written in the console: as its command, or as its name if it has no command."""
+    """Return the spelling of a field in the console: its command, or its name if it has no command."""
     command = command_name(field)
     return command if command in COMMANDS else field
 
@@ -298,7 +298,7 @@ def describe_models(state: ConsoleState) -> str:
     return replace(state.config, chosen=state.options).describe(drafts_text=state.session.drafts_text)
 
 
-@Command("/model [TARGET [DRAFT]]", "use other models, or show the current ones", describe_models, model_names)
+@Command("/model [TARGET [DRAFT]]", "use other models, or show the current models", describe_models, model_names)
 def set_model(state: ConsoleState, text: str) -> None:
     names = text.split()
     if len(names) > 2:
@@ -312,7 +312,7 @@ def set_draft_model(state: ConsoleState, text: str) -> None:
     state.open_other_models(str(state.config.models.model), parse("draft_model", text.strip()))
 
 
-@Command("/draft-text-file FILE", "draft from the text of this file; /draft-text without a text stops that")
+@Command("/draft-text-file FILE", "draft from the text of this file; /draft-text without a text clears it")
 def set_draft_text_file(state: ConsoleState, text: str) -> None:
     paths = parse("draft_text_file", text.strip())
     state.change({"draft_text": [read_text(path, Name("draft_text_file")) for path in paths]})

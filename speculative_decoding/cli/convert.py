@@ -38,7 +38,7 @@ def convert_parser(program: str) -> Parser:
         help="number of weights that share a scale, with --quantize (default: 64)",
     )
     add("--tokenizer", metavar="NAME", help="use the tokenizer of this folder, or of this model on the Hub")
-    add("--adapter", metavar="NAME", help="merge this LoRA adapter, which PEFT saved: a folder, or a name on the Hub")
+    add("--adapter", metavar="NAME", help="merge this LoRA adapter, as saved by PEFT: a folder, or a name on the Hub")
     add("--revision", metavar="REV", help="branch, tag or commit on the Hub")
     add("--force", action="store_true", help="replace an existing output folder")
     return parser

@@ -1,4 +1,4 @@
-"""Compares outputs with the baseline's: those that the target generates for the same prompts without a draft."""
+"""Compares outputs with the baseline's, which are generated from the same prompts without a draft."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Divergence:
         return f"differs at token {self.position}{gap}"
 
     def with_tokens(self, tokenizer: Tokenizer) -> str:
-        """Describe the divergence and name both tokens."""
+        """Describe the divergence, including both tokens."""
 
         def name(token: int | None) -> str:
             return "the end" if token is None else f"{token} {tokenizer.vocabulary.pieces.get(token)!r}"
@@ -57,7 +57,7 @@ def first_divergence(
 ) -> Divergence | None:
     """Compare two outputs of a prompt. Returns None if they are identical.
 
-    options: with which both were generated, and which must be comparable.
+    options: The options of both outputs; their outputs must be comparable.
     """
     if list(baseline) == list(speculative):
         return None
@@ -82,12 +82,12 @@ def first_divergence(
 
 
 def baseline_tokens(session: Session, prompt: Prompt, *, exact: bool, **options: Any) -> list[int]:
-    """Decode a prompt without a draft. exact: in exact passes."""
+    """Decode a prompt without a draft. exact: whether to use exact passes."""
     return session.generate(prompt, **options | {"drafter": "none", "strict": exact or None}).tokens
 
 
 def compare_output(session: Session, prompt: Prompt, tokens: Sequence[int]) -> Divergence | None:
-    """Decode a prompt without a draft, as exactly as `tokens` were generated, and compare."""
+    """Decode a prompt without a draft, in exact passes if `tokens` were, and compare."""
     exact = session.planner.widths(session.options_with({})).exact
     return first_divergence(session, prompt, baseline_tokens(session, prompt, exact=exact), tokens)
 
@@ -105,10 +105,10 @@ def compare_outputs(
 
     Args:
         session: The session to decode with.
-        prompts: The prompts. They are yielded in the order in which they are complete.
-        draft: Options of the outputs with drafts only.
-        slots: The size of the batch.
-        baseline: `baseline_tokens` of this session, which may keep its results.
+        prompts: The prompts. Their outputs are yielded in order of completion.
+        draft: Options that apply only to the outputs with drafts.
+        slots: The batch size.
+        baseline: `baseline_tokens` of this session, possibly with a cache.
         options: Options of all outputs.
     """
     baseline = baseline or partial(baseline_tokens, session)

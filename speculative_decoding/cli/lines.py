@@ -13,7 +13,7 @@ from ..checkpoints.text import WAY_OUT, require_no_nul
 from ..checkpoints.text_stream import as_utf8
 from ..errors import InputError
 
-MAX_LINE_BYTES = 2**24  # limits the memory that a file without line ends takes
+MAX_LINE_BYTES = 2**24  # limits the memory for a file without line ends
 
 
 @dataclass(frozen=True)

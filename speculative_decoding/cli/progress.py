@@ -20,8 +20,8 @@ def progress(*, is_shown: bool = True, may_be_bar: bool = True, prints_above: bo
 
     Args:
         is_shown: False to show nothing.
-        may_be_bar: False to print lines at a terminal too.
-        prints_above: True if the command prints to standard output meanwhile. The output then scrolls above the bar.
+        may_be_bar: False to print lines even at a terminal.
+        prints_above: True if the command also prints to standard output, which then scrolls above the bar.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

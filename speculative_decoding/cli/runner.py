@@ -31,7 +31,7 @@ INTERRUPTED = "interrupted"  # finish_reason of a generation that the user stopp
 SPACES = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")  # a space for each line break
 
 Watcher = Callable[[Event | None], None]  # shows an event; called with None after the last one
-IsStopped = Callable[[], bool] | None  # whether the user has stopped the text
+IsStopped = Callable[[], bool] | None  # whether the user has stopped the output
 OPTIONS: dict[str, dict[str, Any]] = {  # by mode; the baseline uses the fastest passes, exact or not
     SPECULATIVE: {},
     BASELINE: {"drafter": "none", "strict": False},
@@ -45,9 +45,9 @@ def note_exactness(session: Session, slots: int = 1) -> None:
 
 
 def settle_exactness(session: Session, slots: int, log: Log | None) -> None:
-    """Decide whether passes are exact, unless an earlier run has decided it.
+    """Decide whether passes are exact, unless an earlier run has made this decision.
 
-    log: The log of an output that can be resumed. "exact" is added to its settings, and how bits were compared.
+    log: The log of a resumable output. "exact" and the method of comparison are added to its settings.
     """
     recorded = {} if log is None else log.settings
     options = session.options_with({})
@@ -64,8 +64,8 @@ def settle_exactness(session: Session, slots: int, log: Log | None) -> None:
             recorded["comparison"] = COMPARISON
         elif recorded.get("comparison") != COMPARISON:
             say(
-                "note: an earlier version compared passes less strictly when this output was begun; the tokens of its "
-                "first records may differ where the target's scores nearly tie"
+                "note: an earlier version compared passes less strictly when this output was started; the tokens of its "
+                "first records may differ at near-ties"
             )
 
 
@@ -79,7 +79,7 @@ class PromptRunner:
 
     Attributes:
         show_draft: None, "text" or "rounds".
-        in_one_line: Whether to print an answer in one line, with a space for each of its line breaks.
+        in_one_line: Whether to print an answer in one line, with its line breaks replaced by spaces.
         total: Statistics of the answers.
         num_prompts: The number of prompts so far.
         num_cut: The number of answers that ended at max_tokens.
@@ -171,7 +171,7 @@ class PromptRunner:
         return result
 
     def finish(self, session: Session) -> GenerationStats:
-        """Print a summary of all prompts, and return the statistics of their answers."""
+        """Print a summary of all prompts, and return the statistics of the answers."""
         options = session.options_with({})
         say(run_summary(self.total, options, self.num_prompts, self.num_cut))
         if self.show_draft and isinstance(options.num_draft_tokens, str) and answer_mode(session) != BASELINE:

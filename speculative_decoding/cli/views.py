@@ -1,4 +1,4 @@
-"""Watchers that print a generation as text with its draft, or as a trace of its rounds.
+"""Watchers that print the output with its drafts, or a trace of its rounds.
 
 Accepted tokens are green, rejected tokens red and struck out, corrections and bonus tokens blue. Without color
 (`NO_COLOR`, a pipe, a dumb terminal), marks replace the colors: [-rejected-] {+correction or bonus+}.
@@ -55,9 +55,9 @@ OWN = Mark("bright_blue", "{+", "+}")  # a correction after a rejected token, or
 
 
 class DraftView:
-    """Watcher of one text that prints it with its draft and never rewrites printed text.
+    """Watcher that prints one output with its drafts and never rewrites printed text.
 
-    rounds: print one line per round, with the round's numbers.
+    rounds: whether to print one line per round, with its statistics.
     """
 
     def __init__(self, console: Console, tokenizer: Tokenizer, *, rounds: bool = False) -> None:
@@ -98,7 +98,7 @@ class DraftView:
             self._console.print(line, end="", soft_wrap=True)  # text may follow, so let the terminal wrap
 
     def _add(self, line: Text, text: str, mark: Mark) -> None:
-        """Append text in the mark's color. Without color, print the marks themselves where the mark changes."""
+        """Append text in the mark's color. Without color, print the characters of the mark where it changes."""
         if not text:
             return
         if not self._color and mark != self._open:
@@ -107,7 +107,7 @@ class DraftView:
         self._open = mark
 
     def _end_round(self, round: Round, line: Text) -> None:
-        """Print the round's numbers and its text."""
+        """Print the round's statistics and its text."""
         drafted = "no draft"
         if round.drafted:
             kind = f", {round.kind}" if round.kind else ""

@@ -149,7 +149,7 @@ def model_lines(found: Diagnosis) -> list[str]:
 
 
 def pass_lines(own: Diagnosis, bar: str, *, is_given: bool) -> list[str]:
-    """Draw the cost of a pass by width. is_given: the costs come from a file."""
+    """Draw the cost of a pass by width. is_given: whether the costs come from a file."""
     rows = own["passes"]
     bar_columns = 36
     longest = max(row["relative"] for row in rows)

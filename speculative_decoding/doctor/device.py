@@ -1,4 +1,4 @@
-"""Describes the device, its memory and MLX, without data that identifies a user or host."""
+"""Describes the device, its memory and MLX, without data that identifies a user or a host."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MINIMUM_MLX = (0, 32, 4)  # as in pyproject.toml; a scan over an empty axis cras
 def device_facts() -> dict[str, Any]:
     """Describe the device.
 
-    architecture is the one that MLX selects kernels for: forced_architecture if it is set, else the one that the GPU
-    reports. It is None on a CPU. memory_limit is the maximum recommended size of the weights in bytes.
+    architecture is the architecture for which MLX selects kernels: forced_architecture if set, else the one that the
+    GPU reports, or None on a CPU. memory_limit is the maximum recommended size of the weights in bytes.
     """
     info = gpu_info()
     return {
@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 
 
 def device_notes(device: dict[str, Any], version: str) -> list[str]:
-    """Return the known limitations of this device and of this version of MLX on it, with workarounds."""
+    """Return the known limitations of this device and this version of MLX, with workarounds."""
     notes = []
     if "Paravirtual" in device["name"]:
         notes.append("this is a virtual machine; its timings do not describe a Mac")

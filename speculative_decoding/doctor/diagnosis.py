@@ -295,7 +295,7 @@ def self_test(session: Session, prompts: Sequence[str | AudioFrames]) -> dict[st
     if not prompts:
         return found | {"skipped": "the folder speech is missing"}
     if not length:
-        return found | {"skipped": "no exact pass has room for a draft"}
+        return found | {"skipped": "no exact pass is wide enough for a draft"}
     settings: dict[str, Any] = {"strict": True, "max_tokens": 40}
     if (audio := session.model.audio) is not None:
         settings["decoder_prefix"] = [*audio.start_tokens("en")[1:], audio.no_timestamps]
@@ -343,8 +343,8 @@ def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Sequence
     """Return prompts for a self-test.
 
     A bundled target gets two prompts from each bundled file, a speech model gets the bundled recording, and other
-    targets get generic prompts. If the package lacks the folder speech, a speech model gets none, because nothing
-    can read the recording.
+    targets get generic prompts. If the subpackage speech is missing, speech models get no prompt, because the recording
+    cannot be read.
     """
     if audio is not None:
         if not has_subpackage("speech"):

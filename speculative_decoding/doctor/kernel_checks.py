@@ -1,6 +1,6 @@
 """Checks kernels at a model's shapes against basic operations in float32 on the CPU.
 
-The kernels are called as the model calls them.
+The kernels are called in the same way as in the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..models.rope import Rope
 LENGTHS = (1, 6, 8, 9)  # Metal has separate attention kernels for up to 8 queries and for more
 BATCHES = (1, 3)
 KEYS = 48
-MASKED_KEYS = 5  # how many keys are masked at the end
+MASKED_KEYS = 5  # number of masked keys at the end
 FLOAT32_TOLERANCE = 1e-4
 TF32_TOLERANCE = 5e-3  # TF32 keeps 10 bits of the fraction
 

@@ -1,19 +1,21 @@
-"""Checks that the server stays correct and safe, whatever clients send: `python -m tools.check_server [PART ...]`.
+"""Checks that the server stays correct and safe for any requests: `python -m tools.check_server [PART ...]`.
 
 bodies       random JSON, texts and files; each gets a valid response in time, and each error is one line
 recordings   the same with random recordings and forms, for a tiny Whisper
-connections  unfinished requests on many connections, while another client gets the same text as before
-clients      clients that stream, leave, cut their connection or send invalid requests for a long time: equal requests
-             get equal texts, which are those of `batch`; memory and open files do not grow
+connections  unfinished requests on many connections; another client must still get the same text as before
+clients      clients that stream, leave, drop their connection or send invalid requests for a long time: texts must
+             equal those of `batch`; memory and open files must not grow
 sockets      clients of live speech that stall, vanish, abort, or send broken upgrades, frames and events, and others
-             that speak or send recordings, for a tiny Whisper: another client gets its text, memory does not grow
-neighbors    clients of sockets and texts that cost much: small requests of another client are answered within twice
-             their undisturbed time and one second; threads and memory return within five (use an idle machine)
-costly       recordings and forms that cost much, for the Whisper of --model, while another client sends a short
-             recording: each gets its text within twice its undisturbed time and one second (use an idle machine)
+             that speak or send recordings, for a tiny Whisper: another client must get its text, and memory must not
+             grow
+neighbors    clients of expensive sockets and texts: small requests of another client must be answered within twice
+             their normal time plus one second; threads and memory must recover within five seconds (use an idle
+             machine)
+costly       expensive recordings and forms for the Whisper of --model, while another client sends a short recording: it
+             must get its text within twice the normal time plus one second (use an idle machine)
 
-Without a part, all run except `neighbors` and `costly`. After each, every slot is free, the server ends in order and
-its log has no traceback.
+Without an argument, all parts except `neighbors` and `costly` run. After each part, all slots must be free, and the
+server must shut down cleanly without a traceback in its log.
 """
 
 from __future__ import annotations

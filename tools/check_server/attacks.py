@@ -1,4 +1,4 @@
-"""Attacks on a server process while another client uses it: unfinished requests, and recordings that cost much."""
+"""Attacks on a server process while another client uses it: unfinished requests, and expensive recordings."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def recording(folder: Path, name: str, samples: NDArray[np.int16], rate: int = 1
 
 
 def recordings(folder: Path) -> dict[str, tuple[int, Callable[[], bytes]]]:
-    """Return the attacks with recordings: how many clients send what."""
+    """Return the attacks with recordings: the number of clients and their requests."""
     short = np.zeros((1, 60000), np.int16)
 
     def eight_channels(rate: int) -> bytes:
@@ -166,7 +166,8 @@ def recordings(folder: Path) -> dict[str, tuple[int, Callable[[], bytes]]]:
 
 
 class Sender:
-    """Clients that send a body again and again, until they are stopped; without a body, only the beginning of one."""
+    """Clients that send a body repeatedly until they are stopped; without a body, they send only the beginning of
+    one."""
 
     def __init__(self, port: int, count: int, body: bytes) -> None:
         self._port = port

@@ -27,7 +27,7 @@ PROBE = {"prompt": PROMPTS[0], "temperature": 1.0, "acceptance": "coupled", "see
 FLAGS = ["--slots", "4", "--queue", "8", "--max-prompts", "4", "--max-body", "20000", "--max-seconds", "60"]
 FLAGS += ["--max-output-tokens", "200"]
 CLIENTS = 12
-GROWTH = 60.0  # megabytes that the allocator may cause
+GROWTH = 60.0  # megabytes, for the allocator
 INVALID: list[dict[str, Any]] = [
     *({}, {"prompt": ""}, {"prompt": 3}, {"prompt": "a", "n": 99}, {"prompt": "a", "x": 1}, {"prompt": "a " * 3000}),
 ]

@@ -1,7 +1,7 @@
-"""Clients whose requests cost the server much, and the small requests of another client meanwhile.
+"""Clients with expensive requests, and the small requests of another client at the same time.
 
-Each attack runs in a process of its own, from another address. The other client's requests must be answered within
-twice their undisturbed time and one second. Afterwards, threads and memory must return within five seconds.
+Each attack runs in a separate process, from another address. The other client's requests must be answered within twice
+their normal time plus one second. Afterwards, threads and memory must recover within five seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .clients import GROWTH
 from .sockets import COMMIT, PATH, PROGRAM, Clients, event, pcm
 
 ADDRESS = "127.0.0.2"  # of the attackers
-SECONDS = 5.0  # in which threads and memory return
+SECONDS = 5.0  # for threads and memory to recover
 SIZE = 1_000_000
 CLAUSE = "Open the page and read the text of the method and return the value of the property and "
 CUE = "\n\n00:00:00.000 --> 00:00:01.000\n"
@@ -66,7 +66,7 @@ def drain(client: socket.socket) -> None:
 
 
 def translate(content: bytes, suffix: str, port: int, until: float) -> None:
-    """Let a file be translated again and again."""
+    """Translate a file repeatedly."""
     transport = httpx.HTTPTransport(local_address=ADDRESS, verify=NO_TLS)
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=transport) as client:
         while (rest := until - time.monotonic()) > 0:
@@ -87,7 +87,7 @@ Attack = Callable[[int, float], None]
 
 
 def socket_attacks() -> Mapping[str, tuple[int, Attack]]:
-    """Return how many clients do what, by name."""
+    """Return the number of clients and their actions, by name."""
     speech = frame(event("input_audio_buffer.append", audio=pcm(0, 0.1)).encode())
     wide = ",".join(f'"k{i}":0' for i in range(SIZE // 10))
     messages = [f'{{"type":"session.update","session":{{{wide}}}}}', f'{{"{"type" * (SIZE // 4)}":1}}']
@@ -181,7 +181,7 @@ def run(seconds: float, only: str) -> Iterator[str]:
 
 
 def growth(server: ServerProcess, threads: int, megabytes: float) -> list[str]:
-    """Return what has not returned to where it was."""
+    """Return the resources that have not recovered."""
     found = {"threads": server.threads() > threads, "memory": server.megabytes() > megabytes + GROWTH}
     return [name for name, has_grown in found.items() if has_grown]
 
@@ -189,7 +189,7 @@ def growth(server: ServerProcess, threads: int, megabytes: float) -> list[str]:
 def disturbed(
     server: ServerProcess, requests: Mapping[str, Request], count: int, attack: Attack, seconds: float
 ) -> tuple[list[str], str]:
-    """Time requests before and during an attack. Returns what is wrong, and a line with the figures."""
+    """Time requests before and during an attack. Returns the failures, and a line with the figures."""
     for request in requests.values():
         request()
     before = {name: median(request() for _ in range(5)) for name, request in requests.items()}

@@ -1,4 +1,4 @@
-"""Hostile and valid clients of /v1/realtime for a while, and the delay of one client's text before and meanwhile."""
+"""Hostile and valid clients of /v1/realtime, and the delay of one client's text before and during the attack."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def random_event(rng: random.Random) -> bytes:
 
 
 class Clients:
-    """Clients of a server, each a coroutine that does one thing after the other.
+    """Clients of a server, each a coroutine with a sequence of actions.
 
     Args:
         port: The server's port.
         longest: Seconds for which some clients keep their connection open, unless the server closes it.
 
     Attributes:
-        outcomes: How often each action had each outcome.
+        outcomes: Counts by action and outcome.
     """
 
     def __init__(self, port: int, longest: float = 0.0) -> None:
@@ -121,7 +121,7 @@ class Clients:
             writer.transport.abort()
 
     async def upgrade_wrongly(self, rng: random.Random) -> str:
-        """Ask for a WebSocket in an invalid way."""
+        """Request a WebSocket in an invalid way."""
         sent = rng.choice([*INVALID.values(), *(UPGRADE + header for header in REFUSED)]).replace(b"/echo", PATH)
         sent = mutate(sent, rng) if rng.random() < 0.3 else sent
         async with self._connection(is_upgraded=False) as (reader, writer):
@@ -165,7 +165,7 @@ class Clients:
         return "closed by the server"
 
     async def stall(self, rng: random.Random) -> str:
-        """Send events that are answered, and pings, and read nothing."""
+        """Send pings and events that need answers, but read nothing."""
         update = frame(event("session.update", session={"type": "transcription"}).encode())
         started = time.monotonic()
         async with self._connection(is_small=True) as (_, writer):
@@ -187,7 +187,7 @@ class Clients:
         return "left"
 
     async def abort(self, rng: random.Random) -> str:
-        """Speak, and reset the connection at some point."""
+        """Send speech, and reset the connection at some point."""
         async with self._connection() as (_, writer):
             for _ in range(rng.randrange(8)):
                 writer.write(frame(rng.choice([append(rng), append(rng), COMMIT]).encode()))
@@ -195,7 +195,7 @@ class Clients:
         return "left"
 
     async def speak(self, rng: random.Random) -> str:
-        """Speak, and wait for the text."""
+        """Send speech, and wait for the text."""
         async with connect(self._url, compression=None) as client:
             for _ in range(rng.randrange(1, 6)):
                 await client.send(append(rng))
@@ -220,9 +220,9 @@ class Clients:
         return str(response.status_code)
 
     async def delays(self) -> AsyncIterator[float]:
-        """Yield the seconds from a commit to its text, again and again. Raises AssertionError if there is no text.
+        """Repeatedly yield the seconds from a commit to its text. Raises AssertionError if there is no text.
 
-        More speech follows each commit at once, so that the client keeps its slot.
+        More speech is sent immediately after each commit, so that the client keeps its slot.
         """
         async with connect(self._url, compression=None) as client:
             speech = event("input_audio_buffer.append", audio=AUDIO[-1])
@@ -238,7 +238,7 @@ class Clients:
 
 
 async def attack(server: ServerProcess, count: int, seconds: float, seed: int) -> list[str]:
-    """Run `count` random clients for some time. Returns counts of what happened. Raises AssertionError."""
+    """Run `count` random clients for some time. Returns counts of outcomes. Raises AssertionError."""
     clients = Clients(server.port, min(seconds, 30.0))
     delays = clients.delays()
     before = [await anext(delays) for _ in range(10)]

@@ -1,10 +1,10 @@
 """Prints the predicted speed of published models on Macs, without a Mac: `python -m tools.predicted_speed`.
 
-Drafts come from a draft head of the target, or from a small model of the family. Encoders, the attention's keys and
-values, and text are not counted, except for the cross-attention's keys and values of a speech model's window.
+Drafts come from a draft head of the target, or from a small model of the family. The prediction ignores encoders, text,
+and the keys and values of attention, except for the cross-attention's keys and values of a speech model's window.
 
-With --doctor FILE, prints the best draft lengths for the costs in a report that `doctor --json FILE` wrote, and the
-predicted times of its passes beside the measured ones.
+With --doctor FILE, the tool reads a report of `doctor --json FILE`. It prints the best draft lengths for the costs in
+the report, and the predicted times of passes next to the measured ones.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TARGETS = (  # name, bits, draft model
 
 
 class Size(NamedTuple):
-    """What a model of a published size reads and dispatches, as counted in docs/decisions/metal-source.md.
+    """Weights and kernels of a model of a published size, as counted in docs/decisions/metal-source.md.
 
     nbytes: the bytes of weights that a pass reads, with a speech model's cross keys and values.
     new, old: the kernels of a pass over one and over six positions, on M3 and later, and on M1 and M2.
@@ -194,7 +194,7 @@ def predicted_pass(device: Mapping[str, Any], target: Mapping[str, Any], pass_by
 
 
 def rounded(speed: float) -> str:
-    """Two significant digits, because the prediction has no more."""
+    """Round to two significant digits, the precision of the prediction."""
     return f"{float(f'{speed:.2g}'):,.0f}" if speed >= 10 else f"{speed:.1f}"
 
 

@@ -1,9 +1,9 @@
 """Predicts the costs of passes on Apple GPUs from published figures, and the best draft length for given costs.
 
-This project measured none of these figures. A pass over one position reads its weights once at the chip's memory
-bandwidth, and waits for each kernel's dispatch. In a wider pass, the reading time grows by the same factor as the time
-of a matrix product. A drafted round also waits for the host; a baseline round does not, because its pass starts early
-(decoding/round.py).
+None of these figures were measured by this project. A pass over one position reads its weights once at the chip's
+memory bandwidth, and waits for each kernel's dispatch. In a wider pass, the reading time grows by the same factor as
+the time of a matrix product. A round with a draft also waits for the host. A baseline round does not wait, because its
+pass starts early (decoding/round.py).
 """
 
 from __future__ import annotations

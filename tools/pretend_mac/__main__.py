@@ -1,6 +1,7 @@
-"""Runs the tests as on a Mac: `python -m tools.pretend_mac [pytest's options]`. Fails as pytest does.
+"""Runs the tests in a simulated macOS environment: `python -m tools.pretend_mac [pytest's options]`.
 
-sitecustomize.py lists the differences. The last line of the output has the totals.
+sitecustomize.py lists the simulated differences. The last line of the output shows the totals. The exit status is
+pytest's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Makes Linux look like a Mac to this repository's code. Python imports this file first, because PYTHONPATH names it.
+"""Simulates macOS on Linux for this repository's code. Python imports this file first, because it is in PYTHONPATH.
 
-MLX stays the one for CPUs: tests/unit/models/test_metal_kernels.py takes the branches for a GPU.
+MLX still runs on the CPU; tests/unit/models/test_metal_kernels.py covers the branches for a GPU.
 
-- `sys.platform`, `platform`, `os`, `ctypes` and `resource` answer as on macOS, in our modules only: the standard
-  library would call functions that Linux lacks.
-- Opening /proc or /dev/full fails, and so does fork. A name that differs from a neighbor only by case is refused.
+- `sys.platform`, `platform`, `os`, `ctypes` and `resource` behave as on macOS, but only in our modules, because the
+  standard library would call functions that Linux lacks.
+- Opening /proc or /dev/full fails, and so does fork. A file name that differs from another one only by case is an
+  error.
 - At most 256 files can be open.
 """
 
@@ -90,7 +91,7 @@ def is_ours(name: str) -> bool:
 
 
 def import_as_on_a_mac() -> None:
-    """Replace `__import__`. It also prepares MLX, because pretended Macs do not do this for Linux's CPUs."""
+    """Replace `__import__`. Also prepare MLX, because the package prepares it only on Linux."""
     original, modules = builtins.__import__, disguises()
     originals = {name: module._module for name, module in modules.items()}
 
@@ -107,7 +108,8 @@ def import_as_on_a_mac() -> None:
 
 
 def prepare_mlx() -> None:
-    """Load a fast BLAS and the folder of kernels with a separate copy of the package that knows it is on Linux."""
+    """Load a fast BLAS and the folder of kernels with a separate copy of the package, for which the platform is
+    Linux."""
     package = ModuleType("linux")
     package.__path__ = [str(ROOT / "speculative_decoding")]
     sys.modules["linux"] = package

@@ -97,7 +97,7 @@ def test_characters_that_standard_output_cannot_encode_are_escaped_with_one_note
         monkeypatch.setattr(sys, "stdout", ascii_only)
         assert run("main.py", lambda: print("zurück\nü, ß") or 0) == 0  # type: ignore[func-returns-value]
         assert ascii_only.buffer.getvalue() == rb"zur\xfcck" + b"\n" + rb"\xfc, \xdf" + b"\n"  # type: ignore[attr-defined]
-    note = "note: standard output is ascii; characters that it lacks are written as escapes"
+    note = "note: standard output is ascii; characters outside this encoding are written as escapes"
     assert capsys.readouterr().err.count(note) == 1
 
 
