@@ -64,8 +64,8 @@ def settle_exactness(session: Session, slots: int, log: Log | None) -> None:
             recorded["comparison"] = COMPARISON
         elif recorded.get("comparison") != COMPARISON:
             say(
-                "note: an earlier version compared passes less strictly when this output was started; the tokens of its "
-                "first records may differ at near-ties"
+                "note: an earlier version compared passes less strictly when this output was started; the tokens of "
+                "its first records may differ at near-ties"
             )
 
 

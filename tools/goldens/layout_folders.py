@@ -1,4 +1,4 @@
-"""Makers of folders: published models, fine-tunes, and mlx-community's Whispers; see make_layouts.py."""
+"""Functions that write folders: published models, fine-tunes, and mlx-community's Whispers; see make_layouts.py."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def published(
     used: Sequence[int] = (),
     extra: Mapping[str, Sequence[int]] | None = None,
 ) -> Maker:
-    """Return a maker of a folder.
+    """Return a function that writes a folder.
 
     rows: rows of the embedding beyond those of the tokenizer.
     extra: shapes of tensors in the file that the model ignores.
@@ -69,7 +69,7 @@ def vocabulary_size(folder: Path) -> int:
 
 def resaved(base: str, *, words: Sequence[str] = (), special: Sequence[str] = (), multiple: int | None = None,
             files: Sequence[str] = (), whole: bool = False, slow: bool = False) -> Maker:  # fmt: skip
-    """Return a maker of a fine-tune of another layout, as this version of transformers saves it.
+    """Return a function that writes a fine-tune of another layout, as saved by this version of transformers.
 
     words, special: tokens that are added, with new rows of the tables.
     multiple: the tables' number of rows is rounded up to a multiple.
@@ -115,7 +115,7 @@ def resaved(base: str, *, words: Sequence[str] = (), special: Sequence[str] = ()
 
 
 def t5gemma(name: str, *, shards: int = 1) -> Maker:
-    """Return a maker of T5Gemma's folder. Its tokenizer is made by transformers 4 as the part `name`."""
+    """Return a function that writes T5Gemma's folder. Its tokenizer is written by transformers 4 as the part `name`."""
 
     def make(folder: Path, work: Path, seed: int) -> None:
         from make_gemma_goldens import CONFIGS
@@ -163,7 +163,8 @@ def gemma_weight(name: str, shape: Sequence[int], rng: np.random.Generator) -> n
 
 
 def mlx_whisper(base: str, file: str, bits: int | None) -> Maker:
-    """Return a maker of mlx-community's folder of a Whisper: weights and config.json, with OpenAI's names."""
+    """Return a function that writes mlx-community's folder of a Whisper: weights and config.json, with OpenAI's
+    names."""
 
     def make(folder: Path, work: Path, seed: int) -> None:
         raw = json.loads((work / base / "config.json").read_text())
@@ -207,7 +208,8 @@ OPENAI_FILES = Files(("safetensors", "bin"), drop=("proj_out",))
 def whisper_folder(size: int = 51865, *, files: Files = OPENAI_FILES,
                    config: Mapping[str, Any] = {}, generation: Mapping[str, Any] = {}, new: bool = True, **options: Any
                    ) -> Maker:  # fmt: skip
-    """Return a maker of a Whisper. Only rows of the small vocabulary and of the first special tokens are not zero."""
+    """Return a function that writes a Whisper. Only rows of the small vocabulary and the first special tokens are
+    nonzero."""
     end = size - len(whisper_special(size))
     return published(
         partial(whisper, size=size, **options),

@@ -85,11 +85,11 @@ def whisper_config(size: int, **more: Any) -> dict[str, Any]:
     return config | {"num_hidden_layers": config["encoder_layers"]}
 
 
-SUPPRESSED = [*range(1, 500, 3)]  # so many that outputs differ without them
+SUPPRESSED = [*range(1, 500, 3)]  # enough ids to change the outputs
 
 
 def whisper_generation(size: int, *, new: bool = True, **more: Any) -> dict[str, Any]:
-    """Return generation_config.json as OpenAI's repositories have it since 2023, or as before."""
+    """Return generation_config.json as in OpenAI's repositories since 2023, or before."""
     end, special = size - len(whisper_special(size)), whisper_special(size)
     ids = {piece: end + i for i, piece in enumerate(special)}
     content: dict[str, Any] = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "max_length": 448}
@@ -190,7 +190,7 @@ def is_fixed(name: str, config: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Files:
-    """How weights are stored: formats, the number of shards, and the names that are kept of tied tables.
+    """The storage of weights: formats, the number of shards, and the names under which tied tables are kept.
 
     tables: names under which tied tables are stored; None for all.
     prefix: removed from each name (facebook/bart-base was saved without a head).

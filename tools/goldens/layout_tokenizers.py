@@ -106,14 +106,14 @@ def t5_sentencepiece(folder: Path, **options: Any) -> None:
 
 
 def fast_json(folder: Path, name: str, vocab: str, **settings: Any) -> None:
-    """Write the tokenizer.json that transformers 4.46 makes from a SentencePiece model."""
+    """Write the tokenizer.json that transformers 4.46 generates from a SentencePiece model."""
     fast = getattr(transformers, name)(str(folder / vocab), **settings)
     content = json.loads(fast.backend_tokenizer.to_str())
     write(folder / "tokenizer.json", content)
 
 
 def t5_json(folder: Path) -> None:
-    """Write tokenizer.json as T5's repositories have it since 2020."""
+    """Write tokenizer.json as in T5's repositories since 2020."""
     fast_json(folder, "T5TokenizerFast", "spiece.model", extra_ids=100)
     content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     metaspace = {"type": "Metaspace", "replacement": "▁", "add_prefix_space": True}
@@ -186,7 +186,7 @@ def bart_files(folder: Path) -> None:
 
 
 def bart(folder: Path) -> None:
-    """Write tokenizer.json without tokenizer_config.json, as facebook/bart-base has it."""
+    """Write tokenizer.json without tokenizer_config.json, as in facebook/bart-base."""
     bart_files(folder)
     fast = transformers.BartTokenizerFast(str(folder / "vocab.json"), str(folder / "merges.txt"))
     write(folder / "tokenizer.json", json.loads(fast.backend_tokenizer.to_str()))

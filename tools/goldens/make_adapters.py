@@ -1,4 +1,4 @@
-"""Write adapters/: adapters that PEFT saved for tiny models, and the weights that PEFT merges them into.
+"""Write adapters/: adapters saved by PEFT for tiny models, and the weights merged by PEFT.
 
 Requires torch, transformers and peft: `python tools/goldens/make_adapters.py`
 

@@ -145,7 +145,7 @@ def bart(folder: Path) -> None:
 
 
 def codet5(folder: Path) -> None:
-    """Write special tokens as objects in a list, as CodeT5 has them."""
+    """Write special tokens as objects in a list, as in CodeT5's files."""
     made_by_4().bart(folder)
     vocabulary = json.loads((folder / "vocab.json").read_text("utf-8"))
     flags = {"lstrip": True, "normalized": True, "rstrip": False, "single_word": False}
@@ -179,7 +179,7 @@ def mbart50_fast(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """version: of the reference. language: one to test."""
+    """version: version of the reference. language: a language to test."""
 
     make: Callable[[Path], None]
     version: int = 4

@@ -1,12 +1,12 @@
-"""Write a tiny random model for each layout in which models are published, and record what Hugging Face computes.
+"""Write a tiny random model for each published layout, and record the results of Hugging Face.
 
     pip install torch==2.13.0 transformers==4.46.3 sentencepiece==0.2.3 protobuf==7.36.2    (and the same with 5.24.0)
     python4 make_layouts.py WORK [NAME ...]
     python5 make_layouts.py WORK [NAME ...]    (both in turn, until nothing is missing)
 
-A run makes the folders that its version of transformers writes, and records what this version is the reference of. The
-last one packs tests/parity/goldens/layouts.tar.xz and layouts.json.gz. WORK keeps folders and records between runs.
-Each NAME is made again.
+A run writes the folders for its version of transformers, and records the results for which this version is the
+reference. The last run packs tests/parity/goldens/layouts.tar.xz and layouts.json.gz. WORK keeps folders and records
+between runs. Each NAME is written again.
 
 References. Token ids: the slow classes of transformers 4.46 for folders whose only tokenizer is a SentencePiece model,
 `AutoTokenizer` of 5.24 for all others. Decoded text: `decode` of the same tokenizer, with the clean-up of spaces that
@@ -111,13 +111,13 @@ TEXTS = [
 
 @dataclass(frozen=True)
 class Layout:
-    """A published model, or a kind of fine-tune.
+    """A published model, or a type of fine-tune.
 
     make: writes all files, by transformers `made_by`.
     ids, tokens: the version of transformers that is the reference of token ids and of greedy tokens.
-    junk: files beside it that are no part of the model.
+    junk: additional files that are not part of the model.
     source, target: languages of the greedy tokens.
-    vocabulary: where a model without a tokenizer has it from.
+    vocabulary: the source of the vocabulary of a model without a tokenizer.
     """
 
     make: Maker
@@ -318,7 +318,7 @@ FINE_TUNES: Mapping[str, Layout] = {
     "mlx-community/whisper-tiny-mlx-q4": Layout(
         mlx_whisper("wide Whisper", "weights.npz", 4), vocabulary="openai/whisper-tiny"),
 }  # fmt: skip
-# Bases of others that are not published themselves.
+# Bases of other layouts, not published themselves.
 PARTS: Mapping[str, Layout] = {
     "wide Whisper": Layout(
         whisper_folder(config={"d_model": 32, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128},
@@ -381,7 +381,7 @@ def module_codes(folder: Path, tokenizer: Any) -> int:
 
 
 def frames_of(mel_bands: int) -> np.ndarray:
-    """Return log-mel frames of a window, as the test makes them."""
+    """Return log-mel frames of a window, as in the test."""
     return (np.random.default_rng(7).standard_normal((3000, mel_bands)) * 0.5).astype(np.float32)
 
 
@@ -392,7 +392,7 @@ def load_model(folder: Path, layout: Layout, work: Path) -> PreTrainedModel:
     kind = AutoModelForSeq2SeqLM
     if raw["model_type"] == "whisper":
         kind = transformers.WhisperForConditionalGeneration
-    if "save_model" in str(folder):  # not each version of transformers finds a table that is stored once
+    if "save_model" in str(folder):  # some versions of transformers do not find a table that is stored once
         from safetensors.torch import load_model as load_whole
 
         model = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(folder), attn_implementation="eager")
@@ -406,7 +406,7 @@ def load_model(folder: Path, layout: Layout, work: Path) -> PreTrainedModel:
 
 
 def openai_model(folder: Path, layout: Layout, work: Path) -> PreTrainedModel:
-    """Load a folder of mlx-whisper: its tensors under Hugging Face's names, in the model that it was made from."""
+    """Load a folder of mlx-whisper: its tensors under Hugging Face's names, in the model from which it was written."""
     raw = json_of(folder / "config.json")
     bits = raw.get("quantization", {}).get("bits")
     base = work / (layout.vocabulary if bits is None else "wide Whisper")
@@ -484,7 +484,7 @@ def gap_of(scores: Sequence[torch.Tensor]) -> float:
 
 
 def problems_of(found: Mapping[str, Any]) -> list[str]:
-    """Return why outputs would hide faults, or depend on rounding."""
+    """Return the reasons why outputs would hide faults or depend on rounding."""
     outputs = found["tokens"]
     problems = {
         f"gap {found['gap']:.4f}": found["gap"] < LEAST_GAP,
@@ -521,7 +521,7 @@ def make(name: str, layout: Layout, work: Path) -> None:
 
 
 def pack(work: Path, records: Mapping[str, Any]) -> None:
-    """Write the archive, in which similar files are neighbours, and the records."""
+    """Write the archive, with similar files next to each other, and the records."""
     names = [name for name in ALL if name not in PARTS]
     paths = [(name, path) for name in names for path in (work / name).rglob("*") if path.is_file()]
     paths.sort(key=lambda item: (item[1].suffix, item[1].name, names.index(item[0])))

@@ -1,4 +1,4 @@
-"""Write speech_parts.json.gz: where faster-whisper cuts speech, for random probabilities, and how it puts times back.
+"""Write speech_parts.json.gz: faster-whisper's cuts of speech for random probabilities, and its restored times.
 
 Requires faster-whisper 1.2.1: `python tools/goldens/make_speech_parts.py [CASES [FILE]]`
 """
@@ -26,7 +26,7 @@ DURATIONS = {  # milliseconds
 
 
 def random_probabilities(rng: random.Random, count: int) -> list[int]:
-    """Runs of speech, of silence and of something between them, in hundredths."""
+    """Runs of speech, silence and intermediate values, in hundredths."""
     found: list[int] = []
     while len(found) < count:
         low, high = rng.choice([(50, 100), (0, 34), (0, 34), (30, 60), (0, 100)])

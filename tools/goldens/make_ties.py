@@ -1,7 +1,7 @@
-"""Write ties.json: which table transformers uses as source embedding, decoder embedding and output head of each family.
+"""Write ties.json: the tables that transformers uses as source embedding, decoder embedding and output head.
 
-For every subset of the tables that a file may hold, equal or different, and each value of `tie_word_embeddings`.
-Requires torch and transformers: `python tools/goldens/make_ties.py`
+The cases are each family, every subset of its tables in a file, equal or different, and each value of
+`tie_word_embeddings`. Requires torch and transformers: `python tools/goldens/make_ties.py`
 
 versions     of transformers and torch
 names        family -> names of its tables; the last one is the head

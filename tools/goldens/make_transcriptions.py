@@ -1,4 +1,4 @@
-"""Write transcriptions.json.gz: openai-whisper's `transcribe` on scripted outputs and word times, in place of a model.
+"""Write transcriptions.json.gz: results of openai-whisper's `transcribe` for scripted outputs and word times.
 
 Requires openai-whisper 20250625: `python tools/goldens/make_transcriptions.py [CASES [FILE]]`
 """
@@ -50,7 +50,7 @@ class Pieces(Tokenizer):
 
 
 def random_output(rng: random.Random) -> list[int]:
-    """Segments between timestamps, mostly as the rules for timestamps allow them."""
+    """Segments between timestamps, mostly allowed by the rules for timestamps."""
     tokens: list[int] = []
     if rng.random() < 0.03:
         return tokens
@@ -96,7 +96,7 @@ def random_clips(rng: random.Random, num_frames: int) -> str:
 
 
 class Script:
-    """Takes the place of the model: random outputs and word times, which are recorded."""
+    """Replaces the model: random outputs and word times, which are recorded."""
 
     dims = type("Dims", (), {"n_mels": 1, "n_audio_ctx": 1500, "n_text_ctx": 448})()
     device = torch.device("cpu")
@@ -178,7 +178,7 @@ def case(seed: int) -> dict[str, Any]:
 
 
 class Attention(torch.nn.Module):
-    """Takes the place of a layer's cross-attention and returns given scores."""
+    """Replaces a layer's cross-attention and returns given scores."""
 
     def __init__(self, scores: torch.Tensor) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Attention(torch.nn.Module):
 
 
 class Aligned(torch.nn.Module):
-    """Takes the place of a model of two layers with two heads each."""
+    """Replaces a model of two layers with two heads each."""
 
     dims = type("Dims", (), {"n_text_layer": 2})()
     device = torch.device("cpu")

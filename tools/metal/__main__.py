@@ -1,7 +1,7 @@
 """Executes kernels of published mlx-metal wheels on Linux. See tools/metal/README.md.
 
 build    fetch wheels and compile the runtime. Half a minute; needs pip, clang-19 and llvm-19-dev, but no Python package
-classes  which pass widths give equal bits? Replays recorded dispatches. One to five minutes for a model
+classes  which pass widths give identical bits? Replays recorded dispatches. One to five minutes per model
 bounds   do kernels access memory outside their arguments? Five minutes for all of them
 diff     which kernels differ between two wheels? A minute
 """

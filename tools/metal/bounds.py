@@ -1,4 +1,4 @@
-"""Accesses behind or before arguments, found by guard pages around each: `python -m tools.metal bounds`."""
+"""Finds accesses outside arguments with guard pages around each of them: `python -m tools.metal bounds`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_WEIGHT = 4_000_000  # elements of a matrix in a guarded replay: kernels do n
 
 @dataclass(frozen=True)
 class Known:
-    """Accesses of MLX that are known and do not change results. pattern: of the fault's text."""
+    """Known accesses of MLX that do not change results. pattern: matches the text of the fault."""
 
     pattern: str
     reason: str
@@ -49,7 +49,7 @@ class Case:
 def cases(chips: Sequence[str], models: Sequence[str], dtypes: Sequence[str] = DTYPES) -> list[Case]:
     """Return passes for each sequence of kernels of each kind of operation: the smallest matrix, and every width.
 
-    A kernel's width matters, because rows that do not fill a tile are read with other bounds.
+    The width of a pass matters, because rows that do not fill a tile are read with different bounds.
     """
     chosen: dict[object, tuple[int, Case]] = {}
     for model in models:
@@ -67,11 +67,11 @@ def cases(chips: Sequence[str], models: Sequence[str], dtypes: Sequence[str] = D
 
 
 def faults_of(library: Library, case: Case) -> list[Fault]:
-    """Replay a pass with guard pages behind, then before each argument.
+    """Replay a pass with guard pages after each argument, then before each argument.
 
     Raises:
         KernelError: The kernel stopped.
-        WrongResultError: What the kernel read outside its arguments, NaN, changed the result.
+        WrongResultError: NaN values that the kernel read outside its arguments changed the result.
     """
     trace = traces_of(case.model).find(case.chip, case.operation, case.dtype, case.width)
     inputs = Inputs(case.operation, case.dtype)

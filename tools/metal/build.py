@@ -22,13 +22,13 @@ FLAGS = [
 
 
 class BuildError(Exception):
-    """What is missing on this machine, in one line."""
+    """A missing dependency on this machine; the message has one line."""
 
 
 def cache_folder() -> Path:
     """Return the folder for wheels' kernels, the compiled runtime and translated kernels, and create it.
 
-    It lies in the package's cache folder. `speculative_decoding.cache_folder` is not used, because it imports MLX.
+    It is in the package's cache folder. `speculative_decoding.cache_folder` is not used, because it imports MLX.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     folder = (base if base.is_absolute() else Path.home() / ".cache") / "speculative-decoding" / "metal"
@@ -99,13 +99,13 @@ def sources() -> list[Path]:
 
 
 def runtime_digest() -> str:
-    """Return a digest of the runtime's sources, which names everything that is made with it."""
+    """Return a digest of the runtime's sources, used in the names of all files generated with it."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources())).hexdigest()[:16]
 
 
 @functools.cache
 def library_path(*, compile_it: bool = False) -> Path:
-    """Return the compiled runtime. Raises BuildError if it is missing and is not to be compiled."""
+    """Return the compiled runtime. Raises BuildError if it is missing and must not be compiled."""
     path = cache_folder() / f"runtime-{runtime_digest()}" / "libmetalkernels.so"
     if path.exists():
         return path

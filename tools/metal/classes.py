@@ -1,4 +1,4 @@
-"""Pass widths whose results have equal bits, by replaying traces: `python -m tools.metal classes --help`."""
+"""Finds pass widths with bit-identical results by replaying traces: `python -m tools.metal classes --help`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ ALL_ORDERS = (
     Orders(SumOrder.FAR, ProductOrder.REVERSE),
     Orders(SumOrder.SEQUENTIAL, ProductOrder.PAIRS),
 )
-COMPARED_VALUES = 2048  # at least, of each width
-MAX_COLUMNS = 2048  # computed of a wider matmul: a column's sum does not depend on the number of columns
+COMPARED_VALUES = 2048  # minimum per width
+MAX_COLUMNS = 2048  # computed for wider matmuls: a column's sum does not depend on the number of columns
 Classes = list[list[int]]
 
 
 class WrongResultError(Exception):
-    """A replay whose values are wrong, so the trace does not fit the kernel."""
+    """A replay with wrong values, so the trace does not match the kernel."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The classes of an operation: widths whose results are equal in bits under every order of additions.
+    """The classes of an operation: widths whose results are bit-identical under every order of additions.
 
-    by_order: the classes under each of `ALL_ORDERS`. problems: widths without a class, and why.
+    by_order: the classes under each of `ALL_ORDERS`. problems: widths without a class, with the reason.
     """
 
     operation: Operation
@@ -130,7 +130,7 @@ def check(inputs: Inputs, output: Values, width: int, columns: int | None) -> No
 
 
 def partition(outputs: Sequence[tuple[int, Values]]) -> Classes:
-    """Group widths whose common rows have equal bits."""
+    """Group widths whose common rows are bit-identical."""
     groups: list[list[tuple[int, Values]]] = []
     for width, values in outputs:
         for group in groups:

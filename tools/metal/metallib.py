@@ -1,6 +1,6 @@
 """Reads the compiled kernels of a metallib, Metal's format for libraries: a name and LLVM bitcode for each function.
 
-The format is not documented. This reader knows the fields that it needs: the header's offsets of the function list
+The format is not documented. This reader uses only these fields: the header's offsets of the function list
 (0x18) and of the bitcode section (0x48), and the tags NAME, HASH, OFFT and MDSZ of each function.
 """
 
@@ -21,7 +21,7 @@ class MetallibError(Exception):
 
 
 class Entry(NamedTuple):
-    """Where a function's bitcode lies in the file, and the SHA-256 of the bitcode."""
+    """The position of a function's bitcode in the file, and the SHA-256 of the bitcode."""
 
     offset: int
     size: int
@@ -42,7 +42,7 @@ class Metallib:
             raise MetallibError(f"{path}: damaged list of functions ({error})") from None
 
     def bitcode(self, name: str) -> bytes:
-        """Return the bitcode of a function. Raises KeyError if there is none of this name."""
+        """Return the bitcode of a function. Raises KeyError if there is no function of this name."""
         entry = self.entries[name]
         return self.data[entry.offset : entry.offset + entry.size]
 

@@ -142,7 +142,7 @@ MODELS = {
         *transformer(512, 8, 64, 2048, 51865, has_bias=True),
         Operation("attention", (8, 8, 64, 1500)),  # over a window of audio
     ],
-    # Not a model: fused attention around the number of keys from which some chips use two passes over them.
+    # Not a model: fused attention around the number of keys at which some chips switch to two passes.
     "attention": [Operation("attention", (2, 2, 64, keys)) for keys in (1000, 1024, 1100, 1500, 2048, 4096)],
 }
 

@@ -1,8 +1,8 @@
-"""Replays traced operations on inputs that show any other order of additions, and computes the exact results.
+"""Replays traced operations on inputs that reveal any different order of additions, and computes exact results.
 
-The terms of each sum cancel: every term has a partner of the opposite sign, and partners lie at random places. So the
-result is only what was rounded on the way, and another order of the same additions gives other bits, in any dtype. In
-every other row (of attention: head) the partners differ by 0.1 %, because two kernels may both cancel to 0.
+The terms of each sum cancel: every term has a partner of the opposite sign at a random position. The result therefore
+consists only of rounding errors, and another order of the same additions gives different bits, in any dtype. In every
+other row (head, for attention), the partners differ by 0.1 %, because two kernels may both cancel to 0.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .traces import ArrayArgument, Constant, Trace, TracedDispatch
 
 MAX_ROWS = 32
 SCORE_SCALE = 32.0  # of queries and keys whose products cancel
-MARGIN = 256  # columns behind the compared ones that the last threadgroup may compute
+MARGIN = 256  # columns after the compared ones that the last threadgroup may compute
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The exact result of an operation on inputs as stored, and the error that float32 arithmetic may have."""
+    """The exact result of an operation on the stored inputs, and the maximum error of float32 arithmetic."""
 
     values: Values
     tolerance: Values
@@ -34,7 +34,7 @@ class Inputs:
     """Inputs of one operation for passes of every width: a pass of width M gets M rows.
 
     Args:
-        columns: Of a weight (N, K), the rows that exist: all, or as many as `replay` computes and a margin.
+        columns: The number of rows of a weight (N, K): all, or as many as `replay` computes plus a margin.
     """
 
     def __init__(self, operation: Operation, dtype: str, columns: int | None = None, seed: int = 0) -> None:
@@ -109,9 +109,9 @@ class Inputs:
         return {"codes": packed, **{name: self._encode(values) for name, values in arrays.items()}}
 
     def _attention(self, heads: int, key_heads: int, d: int, keys: int) -> dict[str, Values]:
-        """Keys in pairs that all queries see, with opposite values; the last keys are visible to some queries only.
+        """Pairs of keys with opposite values, visible to all queries; the last keys are visible only to some queries.
 
-        The terms of scores cancel too. They are so large that the rounding of scores is visible in the weights.
+        The terms of scores also cancel. They are so large that the rounding errors of scores change the weights.
         """
         paired = (keys - self.rows) // 2
         order = np.concatenate([self.random.permutation(2 * paired), np.arange(2 * paired, keys)])
@@ -214,7 +214,7 @@ def rotated(x: Values, offsets: Values) -> Values:
 
 @dataclass(frozen=True)
 class Result:
-    """What a replay wrote: the output as stored, (rows, ...), and what guard pages caught."""
+    """The output of a replay as stored, (rows, ...), and the accesses caught by guard pages."""
 
     output: Values
     faults: list[Fault]
@@ -232,10 +232,10 @@ def replay(
     orders: Orders = DEFAULT_ORDERS,
     placement: Placement = Placement.UNGUARDED,
 ) -> Result:
-    """Run the dispatches of a trace. What a kernel does not write holds 0xff, which is NaN.
+    """Run the dispatches of a trace. Outputs are filled with 0xff (NaN) in advance.
 
     Args:
-        columns: Of a matmul, compute only the first columns of the result, and return only these.
+        columns: For a matmul, compute and return only this many columns of the result.
     """
     shape = operation.output(width)
     count = int(np.prod(shape))
@@ -267,7 +267,7 @@ def replay(
 
 
 def first_groups(dispatch: TracedDispatch, share: float) -> tuple[int, int, int]:
-    """Return how many threadgroups compute a share of the columns: columns lie along the longest axis of the grid."""
+    """Return the number of threadgroups for a share of the columns, which are on the longest axis of the grid."""
     counts = [
         -(-grid // group) if dispatch.grid_is_threads else grid
         for grid, group in zip(dispatch.grid, dispatch.group, strict=True)
@@ -278,7 +278,7 @@ def first_groups(dispatch: TracedDispatch, share: float) -> tuple[int, int, int]
 
 
 def array_of(arrays: dict[str, Values], argument: ArrayArgument) -> Values:
-    """Return the bytes of an argument, and make a temporary array when it first occurs."""
+    """Return the bytes of an argument, and create a temporary array at its first occurrence."""
     if argument.name not in arrays:
         arrays[argument.name] = np.full(argument.nbytes, 0xFF, np.uint8)
     return arrays[argument.name][argument.offset :]

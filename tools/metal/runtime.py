@@ -32,7 +32,7 @@ Constants = Mapping[int, bytes]
 
 
 class SumOrder(IntEnum):
-    """How simd_sum adds the values of 32 lanes: with partners at growing or shrinking distance, or lane by lane."""
+    """The order in which simd_sum adds 32 lanes: with partners at growing or shrinking distance, or lane by lane."""
 
     NEAR = 0
     FAR = 1
@@ -40,7 +40,7 @@ class SumOrder(IntEnum):
 
 
 class ProductOrder(IntEnum):
-    """In which order matrix products add: fused steps upwards or downwards, or rounded products in pairs."""
+    """The order of additions in matrix products: fused steps upwards or downwards, or rounded products in pairs."""
 
     FMA = 0
     REVERSE = 1
@@ -48,7 +48,7 @@ class ProductOrder(IntEnum):
 
 
 class Placement(IntEnum):
-    """Where an argument lies between pages that fault when they are accessed."""
+    """The position of an argument between pages that fault when they are accessed."""
 
     UNGUARDED = 0
     ENDS_AT_GUARD = 1
@@ -75,7 +75,7 @@ class Fault:
     is_threadgroup_memory: bool
     access: str  # reads or writes
     distance: int
-    side: str  # behind or before
+    side: str  # after or before
 
     def __str__(self) -> str:
         memory = "threadgroup memory" if self.is_threadgroup_memory else "buffer"
@@ -129,7 +129,7 @@ def native() -> Any:
 
 
 def returned(status: int, name: str) -> bytes:
-    """Return the bytes that a function of the runtime made. Raises KernelError if it failed."""
+    """Return the bytes produced by a function of the runtime. Raises KernelError if it failed."""
     if status:
         raise KernelError(f"{name}: {native().metal_error().decode()}")
     return ctypes.string_at(native().metal_result(), native().metal_result_size())
@@ -141,7 +141,7 @@ def code_digest(bitcode: bytes, name: str) -> bytes:
 
 
 class Library:
-    """The kernels of a metallib, translated when they are asked for."""
+    """The kernels of a metallib, translated on first use."""
 
     def __init__(self, path: Path) -> None:
         self.metallib = Metallib(path)

@@ -1,4 +1,4 @@
-"""Recorded dispatches: which kernels MLX runs for an operation, with which grids and arguments.
+"""Recorded dispatches: the kernels that MLX runs for an operation, with their grids and arguments.
 
 A file for each model, traces/MODEL.jsonl.xz. A line is one list of dispatches, and the passes that have it:
 
@@ -55,7 +55,7 @@ class TracedDispatch:
 
 @dataclass(frozen=True)
 class Trace:
-    """The dispatches of one pass. strides: of the output, in elements, as it lies in memory."""
+    """The dispatches of one pass. strides: of the output in memory, in elements."""
 
     dispatches: list[TracedDispatch]
     strides: tuple[int, ...]

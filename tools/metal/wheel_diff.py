@@ -12,7 +12,7 @@ from .traces import traces_of
 
 @dataclass(frozen=True)
 class Difference:
-    """Names of kernels. used: those of the traces, which decide whether the recorded classes still hold."""
+    """Names of kernels. used: kernels of the traces, which determine whether the recorded classes still hold."""
 
     removed: list[str]
     added: list[str]
@@ -22,7 +22,7 @@ class Difference:
 
 
 def compare(a: Metallib, b: Metallib) -> Difference:
-    """Compare the bitcode of equal names, and where it differs, the code without the versions of its compiler."""
+    """Compare the bitcode of kernels with equal names; if it differs, compare the code without compiler versions."""
     common = [name for name in a.entries if name in b.entries]
     changed = [
         name
