@@ -873,7 +873,7 @@ scoring.py: a function has nine parameters | unit/test_architecture.py
 - import mlx.core as mx
 + import mlx.core as mx
 + def planted(a, b, c, d, e, f, g, h, i): ...
-cli/main.py: each request loads a room | unit/test_architecture.py
+cli/main.py: each request loads an optional subpackage | unit/test_architecture.py
 - from .runner import PromptRunner, note_exactness
 + from .runner import PromptRunner, note_exactness
 + from ..jobs import messages

@@ -16,18 +16,25 @@ class DrafterFacts(NamedTuple):
     uses_model: whether it runs the draft model or draft head.
     uses_ngrams: whether it looks up n-grams.
     uses_texts: whether it follows the texts that a request gives.
+    help: the source of its drafts, for the help of the option.
     """
 
     module: str
     uses_model: bool = False
     uses_ngrams: bool = False
     uses_texts: bool = False
+    help: str = ""
+
+    def described(self, name: str) -> str:
+        return f"{name} ({self.help})" if self.help else name
 
 
 DRAFTERS: Mapping[str, DrafterFacts] = {
-    "model": DrafterFacts("model", uses_model=True),
-    "text": DrafterFacts("auto", uses_texts=True),
-    "ngram": DrafterFacts("auto", uses_ngrams=True, uses_texts=True),
-    "auto": DrafterFacts("auto", uses_model=True, uses_ngrams=True, uses_texts=True),
+    "model": DrafterFacts("model", uses_model=True, help="the draft model or head"),
+    "text": DrafterFacts("auto", uses_texts=True, help="the given texts"),
+    "ngram": DrafterFacts(
+        "auto", uses_ngrams=True, uses_texts=True, help="also copies from the prompt, the output and a store"
+    ),
+    "auto": DrafterFacts("auto", uses_model=True, uses_ngrams=True, uses_texts=True, help="all"),
     "none": DrafterFacts("none"),
 }

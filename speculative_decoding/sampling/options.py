@@ -199,8 +199,8 @@ class GenerationOptions:
     drafter: Annotated[
         str | Any | None,
         Union((Text(tuple(DRAFTERS)),), or_object=True),
-        "where drafts come from: model (the draft model or head), text (the given texts), ngram (also copies from the "
-        "prompt, the output and a store), auto (all), none (default: auto with a draft model, else ngram)",
+        f"where drafts come from: {', '.join(facts.described(name) for name, facts in DRAFTERS.items())} "
+        "(default: auto with a draft model, else ngram)",
         FOR_ALL_ROWS,
         FOR_SPEECH,
         NOT_WITH_BEAMS,

@@ -102,14 +102,12 @@ def in_process(
 
 SPECS = {**specs_of(PromptFlags), **option_specs()}
 SETTINGS = [name for name in SPECS if command_name(name) in COMMANDS]
-OTHERS = ["/help", "/model", "/draft-model", "/draft-text-file", "/stats", "/quit"]
 TEXTS = ["x", "0", "1", "-1", "2.5", "1e9", "9999", "1 2", "none", "auto", "coupled", "true", "text", ""]
 
 
 def test_every_option_and_every_flag_of_prompts_is_a_command() -> None:
     flags = {name for name, spec in SPECS.items() if PYTHON_ONLY not in spec.marks}
     assert {*SETTINGS} == flags - {*NOT_IN_CONSOLE, *FIXED_AT_START}
-    assert {*COMMANDS} == {*map(command_name, SETTINGS), *OTHERS}
     parser = console_parser("console")
     assert {name for name in SPECS if name in parser.flags} == flags - {*NOT_IN_CONSOLE}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
+from speculative_decoding import sampling
 from speculative_decoding.decoding.request import Request
 from speculative_decoding.decoding.results import Round
 from speculative_decoding.decoding.round import Batch, speculate
@@ -29,6 +31,7 @@ from speculative_decoding.drafters import (
     NoDrafter,
     SeparateDrafters,
     TextStore,
+    choose_drafter,
 )
 from speculative_decoding.drafters.base import TEXT, RequestView
 from speculative_decoding.drafters.draft_model import DraftVocabulary
@@ -252,10 +255,17 @@ def head_drafter(target: EncoderDecoder, frequent: Sequence[int] = ()) -> BatchH
     return BatchHeadDrafter(tiny_head(target, frequent), target)
 
 
+def named_drafter(
+    name: str, target: EncoderDecoder, draft: EncoderDecoder, baseline: Sequence[int]
+) -> Drafter | BatchDrafter:
+    """Make a drafter as a session does for the option `drafter`."""
+    return choose_drafter(GenerationOptions(drafter=name), target, partial(model_drafter, target, draft))
+
+
 # Every drafter by name, made from (target, draft model, baseline output); tests/integration/test_generate.py runs all.
+# First the values of the option `drafter`; some are replaced below by a drafter that drafts more often.
 DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Drafter | BatchDrafter]] = {
-    "none": lambda target, draft, baseline: NoDrafter(),
-    "model": lambda target, draft, baseline: model_drafter(target, draft),
+    **{name: partial(named_drafter, name) for name in sampling.DRAFTERS},
     "target itself": lambda target, draft, baseline: model_drafter(target, target),
     "model, trimmed vocabulary": lambda target, draft, baseline: model_drafter(
         target, DraftModel(draft, DraftVocabulary((EOS, *range(2, VOCAB, 2))))
