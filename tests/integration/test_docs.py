@@ -141,7 +141,7 @@ def shell(command: str, folder: Path) -> str:
     return done.stdout
 
 
-def skip_without_rooms(text: str) -> None:
+def skip_without_subpackages(text: str) -> None:
     for subpackage, words in NEEDS.items():
         if re.search(words, text) and not has_subpackage(subpackage):
             pytest.skip(f"this copy lacks {subpackage}/")
@@ -151,7 +151,7 @@ def skip_without_rooms(text: str) -> None:
 def test_documented_commands_succeed(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if block.reason is not None:
         pytest.skip(f"{block}: {block.reason}")
-    skip_without_rooms(block.text)
+    skip_without_subpackages(block.text)
     command = block.text
     for pattern, shorter in SHORTER:
         command = re.sub(pattern, shorter, command)
@@ -197,7 +197,7 @@ def test_documented_python_code_runs(
 ) -> None:
     """The blocks of a page run in order, as one program; those that download whisper-base, if it is present."""
     code = "\n\n".join(block.text for block in PYTHON[page])
-    skip_without_rooms(code)
+    skip_without_subpackages(code)
     if any(block.reason for block in PYTHON[page]):
         assert "openai/whisper-base" in code
         if (whisper := os.environ.get("WHISPER_BASE")) is None:

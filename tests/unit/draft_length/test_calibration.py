@@ -13,8 +13,8 @@ import pytest
 from speculative_decoding.draft_length import exact_widths
 from speculative_decoding.draft_length.calibration import ROUNDS_BEFORE_REFINING, START_SECONDS, Calibration
 from speculative_decoding.draft_length.costs import MAX_WIDTH, WIDER_WIDTHS, next_power_of_two
+from speculative_decoding.draft_length.kernel_bits import Bits
 from speculative_decoding.draft_length.passes import RoundCosts
-from speculative_decoding.draft_length.probe import Bits
 from speculative_decoding.draft_length.store import CALIBRATION_VARIABLE
 from tests.support.fake_probe import KEY, Clock, FakeProbe, calibrated, exact_widths_of, metal
 
