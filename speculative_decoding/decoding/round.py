@@ -47,7 +47,8 @@ class Batch:
         model: The target.
         drafter: Drafts for all requests. `BatchDrafter.begin` has been called for each request.
         cache: The target's KV cache.
-        slots: The unfinished request in each slot, None in a free slot. The engine fills and frees them between rounds.
+        slots: The unfinished request in each slot, None in a free slot. Between rounds, the engine fills and frees
+            slots, and may change their number.
         widths: The widths that passes may have.
         overlap_baseline_passes: Whether a baseline's next pass may start before the host reads the tokens of this one,
             which saves time on a GPU; see `start_next_baseline_pass`.
@@ -118,6 +119,7 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
     for policy, own in by_policy(requests):
         policy.observe([rounds[request] for request in own])  # it learns how many of the draft tokens are accepted
     grown = [request for request in requests if rounds[request].tokens]  # the logits of the others were not finite
+    # A draft head takes its hidden states here. No drafter rolls back here: each one synchronizes in `propose`.
     batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])
     return rounds
 
@@ -129,7 +131,8 @@ def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Req
     """
     if batch.has_retry:
         return {}, {}
-    # Applied after `choose`. Were it one of `limits`, an adaptive policy could not ask for a wider pass to be measured.
+    # If passes must be exact, none may be wider than the widest exact one. This limit is applied after `choose`: with
+    # tighter `limits`, an adaptive policy could not notice that a wider pass is worth measuring (`AdaptiveLength`).
     longest_draft = batch.widths.max_positions(len(batch.slots)) - 1
     max_lengths: dict[RequestView, int] = {}  # `RequestView` is the part of a request that drafters see
     kinds: dict[Request, str] = {}
@@ -344,7 +347,7 @@ def rewind(batch: Batch, ahead: int = 0) -> None:
 def start_next_baseline_pass(batch: Batch, draft: Draft, verified: Sequence[Verified]) -> None:
     """Start this round's pass and the next one. draft: must be empty."""
     mx.async_eval(verified)  # type: ignore[no-untyped-call]
-    ((_, verification),) = verified
+    ((_, verification),) = verified  # a single rule, because all requests are greedy
     rewind(batch, ahead=1)  # keep the token that this round's pass reads, and drop any padding
     logits = batch.model.decode(target_inputs(batch, draft, verification.next_token[:, None]), batch.cache)
     (next_verified,) = verify(batch, draft, logits)  # before this round's tokens are committed; see below
@@ -376,7 +379,7 @@ def pop_started_pass(batch: Batch, draft: Draft) -> list[Verified] | None:
     assert batch.started_pass is not None
     requests_then, verified = batch.started_pass
     batch.started_pass = None
-    if draft.num_tokens or batch.has_retry or len(batch.slots) != len(requests_then):
+    if draft.num_tokens or batch.has_retry or len(batch.slots) != len(requests_then):  # the engine changed the slots
         return None
     for request, request_then in zip(batch.slots, requests_then, strict=True):
         if request is not None and request is not request_then:
