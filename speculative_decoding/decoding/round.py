@@ -8,6 +8,7 @@ This is the loop of `single_sequence.py` for many requests at once. Read that fi
   of draft tokens in each row, and no rule accepts a token beyond them. Its *kind* is "model" if a draft model or draft
   head generated it, "copy" if it was looked up, "text" or "memory" if it follows a given text or one of a translation
   memory, and "custom" by default for a user's drafter. Kinds differ in cost and acceptance, so each has its own length.
+- A *drafter* (`BatchDrafter`) rolls back by itself: `propose` receives the committed tokens of each request.
 - A *policy* (`DraftLength`) chooses the maximum draft length of each row before drafting. Requests may share a policy,
   which then learns from all of them.
 - A *pass* of the target reads L >= K + 1 tokens of each row: the last committed token and the draft tokens. L is the
@@ -119,8 +120,7 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
     for policy, own in by_policy(requests):
         policy.observe([rounds[request] for request in own])  # it learns how many of the draft tokens are accepted
     grown = [request for request in requests if rounds[request].tokens]  # the logits of the others were not finite
-    # A draft head takes its hidden states here. No drafter rolls back here: each one synchronizes in `propose`.
-    batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])
+    batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])  # a head reads hidden states
     return rounds
 
 
