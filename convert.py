@@ -1,4 +1,4 @@
-"""Convert a Hugging Face checkpoint to a folder of this package: `python convert.py --help`."""
+"""Convert a Hugging Face checkpoint to this package's format: `python convert.py --help`."""
 
 from speculative_decoding_program import start
 

@@ -1,6 +1,6 @@
 """`python -m benchmarks`: compares drafts with baseline decoding, other programs, and the memory bandwidth limit.
 
-docs/benchmarks.md explains the output. This file combines the other files.
+docs/benchmarks.md explains the output. This file ties the other modules together.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def benchmark(chosen: argparse.Namespace) -> int:
-    """Measure, then print tables and the fastest flags, and write --json."""
+    """Measure, print tables and the fastest flags, and write the file of --json."""
     check(chosen)
     where = environment()
     others = used_by_others()
@@ -85,7 +85,7 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
         if folders.draft_model is None and "model" in given.get("drafter", ()):
             raise InputError("--drafter model: needs a --draft-model; add one, or omit model")
         pair = open_pair(folders.model, folders.draft_model, dtype=folders.dtype, adapter=folders.adapter)
-        if isinstance(pair.draft, ModelHandle):  # its tasks have ids only, so there is no text to draft
+        if isinstance(pair.draft, ModelHandle):  # tasks contain only ids, so such a draft would have no text
             require_same_tokens(pair.target.model, pair.draft.model)
         assistant = open_assistant(given.get("assistant"), pair) if ASSISTED in chosen.peers else None
         say(f"target {folders.model}, " + ("no draft" if pair.draft is None else f"draft {folders.draft_model}"))
@@ -126,7 +126,7 @@ def open_assistant(name: str | None, pair: ModelPair) -> EncoderDecoder:
 def measure(
     name: str, models: Models, tasks: Sequence[Task], chosen: argparse.Namespace, where: dict[str, Any]
 ) -> list[Run]:
-    """Run all contenders on all tasks of a model or pair, and add the versions of the peers' libraries to `where`."""
+    """Run all contenders on all tasks of a model or pair. Adds the versions of the peers' libraries to `where`."""
     contenders: list[tuple[Task, list[Contender]]] = [(task, [*ours_of(chosen, models, task)]) for task in tasks]
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="speculative-decoding-")))
@@ -143,8 +143,9 @@ def measure(
 def ours_of(chosen: argparse.Namespace, models: Models, task: Task) -> list[Ours]:
     """Return our contenders, starting with the baseline.
 
-    Without --drafter and --num-draft, these are all modes that the models support, or only `auto` with --slots. For
-    random weights, they are the baseline and replayed drafts.
+    Without --drafter and --num-draft, the contenders are all modes that the models support or, with --slots, only the
+    baseline and `auto`. With recorded acceptance, they are the baseline and the replayed drafts; otherwise, for random
+    weights or beam search, only the baseline.
     """
     if "replay" in chosen:
         return replays(task, models.target, chosen.draft, chosen.replay)

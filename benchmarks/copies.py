@@ -1,8 +1,8 @@
 """Compare the texts from which drafts can be copied: `python -m benchmarks.copies [FILE ...]`.
 
-N-gram drafters are replayed on the target's outputs, which are decoded once. At temperature 0, the output is known: a
-round accepts the longest prefix of its draft that agrees with the output, and adds one token. `us` is the CPU time of
-the drafter per token.
+The target's outputs are decoded once, and each n-gram drafter is then replayed on them. At temperature 0, the output
+does not depend on drafts, so a round accepts the longest prefix of its draft that agrees with the output, and adds one
+token. `us` is the drafter's CPU time per token, in microseconds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Replay:
 def replay(
     drafter: NgramDrafter, requests: Iterable[RecordedRequest], num_draft: int, max_tokens: int = MAX_TOKENS
 ) -> Replay:
-    """Replay the rounds of greedy decoding with this drafter."""
+    """Replay the rounds that greedy decoding would run with this drafter."""
     totals = Replay()
     for request in requests:
         started = time.thread_time()

@@ -23,7 +23,7 @@ from speculative_decoding.session import Session
 from .options import COUNT
 
 PREFIX = "translate English to German: "
-LIMIT: OptionKeywords = {"max_tokens": 100}  # for both; in a document, it usually depends on the sentence
+LIMIT: OptionKeywords = {"max_tokens": 100}  # for both; by default, the limit in a document depends on the sentence
 
 
 def sentences_of(session: Session, limit: int, *, with_losses: bool) -> list[str]:
@@ -49,13 +49,13 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def compare(limit: int, pairs: int, *, with_losses: bool) -> int:
-    """Print the times of each pair and the median of their ratios, and return the exit status."""
+    """Print the times of each pair and the median of the time ratios, and return the exit status."""
     session = load(BUNDLED / "t5-web-docs", draft=BUNDLED / "t5-web-docs-head")
     sentences = sentences_of(session, limit, with_losses=with_losses)
     text = "\n".join(sentences)
     prompts = [PREFIX + each for each in sentences]
     ratios = []
-    for number in range(pairs + 1):  # the first pair warms up
+    for number in range(pairs + 1):  # the first pair is a warm-up
         batch_seconds, _ = timed(lambda: list(session.batch(prompts, **LIMIT)))
         document_seconds, _ = timed(lambda: session.document(text, prefix=PREFIX, **LIMIT))
         if number:

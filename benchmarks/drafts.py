@@ -1,10 +1,10 @@
 """Measures the gain and the cost of a draft: `python -m benchmarks.drafts [FILE ...] [--draft-model NAME]`.
 
-The command prints the tokens per target call of each file, with drafts of seven tokens. Then it decodes prompts one at
-a time with drafts of 1, 3 and 7 tokens. A least-squares fit gives the cost of a source, of starting a draft and of a
-draft token. Costs are relative to a target pass over one position; the cost of a draft token is c in Leviathan et al.
-2023, section 3.3. With `--host`, the command instead measures the host work of a round (host_time.py), with random
-weights.
+The command prints the tokens per target call for each file, with drafts of seven tokens. Then it decodes prompts one at
+a time with drafts of 1, 3 and 7 tokens, and estimates the cost of a source, of starting a draft and of a draft token
+with a least-squares fit. Costs are relative to a target pass over one position; the cost of a draft token is c in
+Leviathan et al. 2023, section 3.3. With `--host`, the command instead measures the host work of a round (host_time.py),
+with random weights.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def tokens_per_call(models: Models, task: Task) -> float:
 
 
 def timed(session: Session, number: int, num_draft_tokens: int) -> tuple[float, float, int, int]:
-    """Decode a prompt. Returns the seconds for drafts, the seconds for passes, target calls, and draft tokens."""
+    """Decode a prompt. Returns the seconds for drafts and passes, and the numbers of target calls and draft tokens."""
     drafter = (
         {"drafter": "model", "num_draft_tokens": num_draft_tokens}
         if num_draft_tokens
@@ -95,7 +95,7 @@ def measure(chosen: argparse.Namespace) -> int:
         raise InputError("--draft-model: this target has no default draft; specify one")
     pair = open_pair(folders.model, folders.draft_model, dtype=folders.dtype, adapter=folders.adapter)
     assert pair.draft is not None
-    if isinstance(pair.draft, ModelHandle):  # the tasks have ids only, so there is no text to draft
+    if isinstance(pair.draft, ModelHandle):  # tasks contain only ids, so such a draft would have no text
         require_same_tokens(pair.target.model, pair.draft.model)
     say(f"target {folders.model}, draft {folders.draft_model}; {described(environment())}")
     tasks = tasks_from_files(chosen.prompts, chosen.limit, MAX_TOKENS, pair.target.model, pair.target.tokenizer)

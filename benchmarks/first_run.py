@@ -2,7 +2,8 @@
 
 The benchmark alternates `main.py PROMPT` without a stored calibration and with `--num-draft 4 --no-strict`, which needs
 no measurements. Kernels are compiled in advance. Each first run is followed by a second run, which must not measure
-again before its first token. The exit status is 1 if it does, or if the median ratio exceeds the bound.
+again before its first token. The exit status is 1 if the second run does so, or if the median ratio of the first run's
+time to that of a run without measurements exceeds the bound.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ NOTE = "note: measuring"
 
 @contextmanager
 def other_programs(count: int) -> Iterator[None]:
-    """Keep this number of processes busy."""
+    """Run this number of busy processes."""
     programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -46,7 +47,7 @@ def other_programs(count: int) -> Iterator[None]:
 
 
 def timed(caches: Path, *options: str) -> tuple[float, bool]:
-    """Run main.py. Returns its seconds, and whether it printed that it measures the device."""
+    """Run main.py. Returns the elapsed seconds, and whether the program reported that it was measuring the device."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(caches)}
     environment.pop("SPECULATIVE_DECODING_CALIBRATION", None)
     started = time.perf_counter()
@@ -60,7 +61,7 @@ def timed(caches: Path, *options: str) -> tuple[float, bool]:
 
 
 def measure(pairs: int, busy: int) -> int:
-    runs = []  # seconds of a first, a second and an unmeasured run
+    runs = []  # for each repeat, the seconds of a first, a second and an unmeasured run
     repeated = 0
     with tempfile.TemporaryDirectory() as folder:
         caches = Path(folder)

@@ -1,4 +1,4 @@
-"""Draft texts: with wrong words, for changed sources, written by people, and useless ones."""
+"""Draft texts: outputs with wrong words, outputs for changed sources, texts written by people, and useless texts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = {
     "memory": "a memory of similar sources",
     "prompt": "another prompt's output",
     "task": "another task's output",
-    "speech": "",  # several texts; see speech_texts.py
+    "speech": "",  # covers several types of text; see speech_texts.py
 }
 USELESS = ("prompt", "task")
 
@@ -62,13 +62,13 @@ class GivenTexts:
 
 
 def noisy(texts: Sequence[str], words: Sequence[str], seed: int) -> list[str]:
-    """Replace each word of the texts with probability `NOISE` by one drawn from `words`."""
+    """Replace each word of the texts, with probability `NOISE`, by a word drawn from `words`."""
     rng = random.Random(seed)
     return [" ".join(word if rng.random() > NOISE else rng.choice(words) for word in text.split()) for text in texts]
 
 
 def with_changed_clauses(prompts: Sequence[str]) -> list[str]:
-    """Change one of every `CHANGED` consecutive prompts: the first with several clauses, if any.
+    """In every block of `CHANGED` consecutive prompts, change the first prompt with several clauses, if there is one.
 
     Its last clause is replaced by the last clause of the next prompt with several clauses, in cyclic order. Equal
     clauses are skipped.
@@ -85,7 +85,7 @@ def with_changed_clauses(prompts: Sequence[str]) -> list[str]:
 
 
 def read_references(paths: Sequence[Path]) -> dict[str, str]:
-    """Map sources to outputs written by people, read from lines of source, tab and output. Raises `InputError`."""
+    """Map sources to outputs written by people. Each line is a source, a tab and an output. Raises `InputError`."""
     found: dict[str, str] = {}
     for path in paths:
         for number, line in enumerate(read_text(path, "--references").splitlines(), 1):
@@ -97,7 +97,7 @@ def read_references(paths: Sequence[Path]) -> dict[str, str]:
 
 
 def split_prefix(prompt: str) -> tuple[str, str]:
-    """Return the task prefix of a prompt, which ends at the first colon, and the source."""
+    """Split a prompt into its task prefix, which ends at the first colon, and its source."""
     before, colon, source = prompt.partition(": ")
     return (before + colon, source) if source else ("", prompt)
 
@@ -113,14 +113,14 @@ def reference_of(prompt: str, references: Mapping[str, str]) -> str:
 def given_texts(
     decoded: Decoded, changed: Decoded | None, other: Decoded, references: Mapping[str, str], seeds: int
 ) -> Iterator[GivenTexts]:
-    """Yield all kinds of texts for a task.
+    """Yield each kind of texts for a task.
 
     Args:
         decoded: The task.
         changed: The task after `with_changed_clauses`; None for no memory.
         other: Another task.
-        references: From `read_references`; if empty, there is no text written by a person.
-        seeds: The number of seeds of the noise.
+        references: From `read_references`. If empty, no texts written by people are yielded.
+        seeds: The number of random seeds for the noise.
     """
     texts = [result.text for result in decoded.outputs]
     yield GivenTexts("none", decoded, [[()] * len(texts)])

@@ -1,10 +1,10 @@
 """Measures the host's work in a round: `python -m benchmarks.drafts --host`.
 
 On a GPU, host work between two host syncs delays the next pass. The model has the decoder layers of T5-base but narrow
-matrices, so its graphs are as large as those of T5-base. All times are CPU times of the Python thread, without waiting
-and other threads, so they are nearly independent of the device:
+matrices, so its graphs are as large as those of T5-base. All times are CPU times of the Python thread. They exclude
+waiting and other threads, so they are nearly independent of the device:
 
-- Python: building graphs, draft lengths, copies, text and statistics
+- Python: building graphs, choosing draft lengths, searching for copies, decoding text and counting statistics
 - evaluation: `mx.eval` and `mx.async_eval`, which submit the graph to the device
 """
 
@@ -43,9 +43,9 @@ WARM_UP_ROUNDS = 5
 
 
 def host_times(session: Session, rows: int, rounds: int) -> tuple[dict[str, float], Counter[str]]:
-    """Return the seconds of each part, and the calls of `mx.eval` and `mx.async_eval` in the last round.
+    """Return the seconds spent in each part, and the numbers of `mx.eval` and `mx.async_eval` calls in the last round.
 
-    The seconds are the 10th percentile over the rounds, because other programs slow rounds down.
+    The times are 10th percentiles over the rounds, because other programs can slow down individual rounds.
     """
     options = session.options_with({})
     engine = session.engine(options, rows)
@@ -79,7 +79,7 @@ def host_times(session: Session, rows: int, rounds: int) -> tuple[dict[str, floa
 
 
 def sessions(tokenizer: Tokenizer, max_tokens: int, shape: Mapping[str, Any] = SHAPE) -> Iterator[tuple[str, Session]]:
-    """Yield a session with random weights for each mode."""
+    """Yield each mode with a session that has random weights."""
     target = random_model(shape)
     head = random_draft(HEAD, target)
     for name, (drafter, num_draft_tokens) in MODES.items():
@@ -90,10 +90,10 @@ def sessions(tokenizer: Tokenizer, max_tokens: int, shape: Mapping[str, Any] = S
 
 
 def table(rows: Sequence[int], rounds: int, tokenizer: Tokenizer) -> Iterator[str]:
-    """Measure each mode with each number of rows. Yields the lines of a table."""
+    """Measure each mode with each number of rows, and yield the lines of a table."""
     yield f"| rows | mode | {' | '.join(PARTS)} | total | mx.eval | mx.async_eval |"
     yield "|---|---|" + "---|" * (len(PARTS) + 3)
-    max_tokens = (rounds + WARM_UP_ROUNDS + 1) * 6  # no output ends earlier
+    max_tokens = (rounds + WARM_UP_ROUNDS + 1) * 6  # so that no output ends before the last round
     for name, session in sessions(tokenizer, max_tokens):
         for count in rows:
             seconds, calls = host_times(session, count, rounds)

@@ -1,4 +1,4 @@
-"""Runs contenders in turns: each decodes every task in every repeat, so that conditions are the same for all."""
+"""Runs contenders in turns: each one decodes every task in every repeat, so that conditions are the same for all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speculative_decoding.decoding.results import GenerationStats
 from .tasks import Task
 
 SLICE = 0.5  # seconds per turn; shorter than typical fluctuations in a machine's speed
-SETTLE = 0.1  # seconds between turns, in which idle threads of the previous contender stop spinning
+SETTLE = 0.1  # seconds between turns, so that idle threads of the previous contender stop spinning
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Contender(ABC):
-    """A program in one setting.
+    """A program with a particular setting.
 
     Args:
         label: Name in tables.

@@ -4,19 +4,19 @@
         --normalizer english.json --recordings RECORDING.wav...
 
 Each recording, a 16 kHz WAV file of English speech, is replayed as live speech with a simulated clock, without waiting.
-A hypothesis is decoded after each second: without drafts, with drafts of at most 15 tokens, and with the default draft
-length. The final texts must be equal. The columns of the first table, for each recording:
+A hypothesis is decoded after each second of audio: without drafts, with drafts of at most 15 tokens, and with the
+default draft length. The final texts must be equal. The first table contains these columns for each recording:
 
-- errors: the word error rate of the final text against the transcript of the whole recording, after the normalizer of
-  openai-whisper
-- calls: target calls of all hypotheses, divided by the calls without drafts
+- errors: the word error rate of the final text against the transcript of the whole recording, after both have been
+  normalized by openai-whisper's normalizer
+- calls: the target calls of all hypotheses, divided by the number of calls without drafts
 - within: the share of hypotheses with at most ceil(A / 16) + B + 1 target calls, and the largest number of calls above
-  this bound. A is the number of tokens that match the last hypothesis in order, without the text that has been cut
-  since; B is the number of other tokens. Timestamps match if they denote the same time of the recording
+  this bound. A is the number of tokens that match the last hypothesis in order, not counting text that has been cut
+  since then; B is the number of other tokens. Timestamps match if they denote the same time in the recording
 
 With `--time`, the clock advances while a hypothesis is decoded, and the next hypothesis includes all audio up to then.
-The second table shows the decoding time per second of speech, and the delay from the end of a word until it is in the
-final text.
+The second table shows the decoding time per second of speech, and the delay from the end of a word until it appears in
+the final text.
 
 With `--loop SECONDS`, the recordings are instead repeated as one long stream, and the peak memory of this process is
 printed after five minutes and at the end.
@@ -65,13 +65,13 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 class Time(NamedTuple):
-    """A timestamp: a frame of the recording."""
+    """A timestamp, as a frame index in the recording."""
 
     frame: int
 
 
 class Hypothesis(NamedTuple):
-    """An output for a window. start: the first frame of the window. tokens: with the end token."""
+    """The output for a window. start: the window's first frame. tokens: the output, including the end token."""
 
     start: int
     tokens: Sequence[int | Time]
@@ -89,9 +89,9 @@ class Heard(NamedTuple):
 
     Args:
         update: The update.
-        hypothesis: The decoded hypothesis, or None.
+        hypothesis: The hypothesis decoded for the update, or None.
         shown: When the update is shown, in seconds of the simulated clock.
-        seconds: Wall-clock seconds from the arrival of the audio until then.
+        seconds: Wall-clock seconds from the arrival of the audio until the update.
     """
 
     update: LiveUpdate
@@ -137,7 +137,7 @@ class Replay:
 
 
 def bound(last: Sequence[Hashable], new: Sequence[Hashable]) -> int:
-    """Return the maximum number of target calls for a hypothesis, given the last one."""
+    """Return the expected maximum number of target calls for a hypothesis, given the previous hypothesis."""
     num_agreeing = common_subsequence(last, new)
     return ceil(num_agreeing / (NUM_DRAFT + 1)) + len(new) - num_agreeing + 1
 
@@ -157,7 +157,7 @@ def common_subsequence(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
 def replay(
     session: Session, samples: np.ndarray, *, every: float = EVERY, is_timed: bool = False, **options: Any
 ) -> Replay:
-    """Replay a recording. is_timed: whether the clock advances while a hypothesis is decoded."""
+    """Replay a recording as live speech. is_timed: whether the clock advances while a hypothesis is decoded."""
     own, decoding = split_options({"language": "en", "temperature": 0, **options}, session.model.audio)
     scheduler = new_scheduler(session, own, decoding, live_slots=1)
     stream = scheduler.open_stream(every=every)
@@ -238,7 +238,7 @@ def measure(session: Session, path: Path, normalize: Any, *, has_times: bool) ->
 
 
 def word_delays(shown: Sequence[tuple[str, float]], spoken: Sequence[tuple[str, float]]) -> list[float]:
-    """Return the time from the end of each word until it was shown, for the words in both texts."""
+    """Return the delay from the end of each word until it was shown, for words that occur in both texts."""
     keys = [["".join(filter(str.isalnum, word)).casefold() for word, _ in words] for words in (shown, spoken)]
     blocks = SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_matching_blocks()
     return [shown[a + i][1] - spoken[b + i][1] for a, b, size in blocks for i in range(size)]
@@ -280,7 +280,7 @@ def table(rows: Iterable[Sequence[str]]) -> str:
 
 
 def loop(session: Session, paths: Sequence[Path], seconds: float) -> None:
-    """Transcribe recordings, repeated for a number of seconds, and print the peak memory."""
+    """Transcribe the recordings repeatedly, as a stream of this many seconds, and print the peak memory."""
     chunks = (
         samples[at : at + RATE] for samples in cycle(map(read_samples, paths)) for at in range(0, len(samples), RATE)
     )

@@ -52,9 +52,9 @@ def output(*command: str) -> str:
 
 
 def measure_bandwidth() -> float:
-    """Return the bytes per second that the fastest matrix-vector product reads.
+    """Return the memory bandwidth in bytes per second, as measured with the fastest matrix-vector product.
 
-    On a CPU, this includes NumPy's product, because the bandwidth is a limit of the machine, not of MLX.
+    On a CPU, NumPy's product is measured as well, because the bandwidth is a limit of the machine, not of MLX.
     """
     rows = 8192  # 268 MB in float32, larger than any cache
     matrix = mx.ones((rows, rows))
@@ -70,7 +70,7 @@ def measure_bandwidth() -> float:
 
 
 def used_by_others() -> tuple[float, float]:
-    """Return the CPU seconds that other processes used since boot, and the total; zeros if unknown.
+    """Return the CPU seconds that other processes have used since boot, and the total CPU seconds; zeros if unknown.
 
     Our subprocesses count as other processes until they end.
     """
@@ -79,7 +79,7 @@ def used_by_others() -> tuple[float, float]:
     except OSError:
         return 0.0, 0.0
     ticks = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields]
-    idle, waiting = ticks[3:5]  # among user, nice, system, idle, iowait, irq, softirq, steal
+    idle, waiting = ticks[3:5]  # fields: user, nice, system, idle, iowait, irq, softirq, steal
     return sum(ticks) - idle - waiting - sum(os.times()[:4]), sum(ticks)
 
 

@@ -1,4 +1,4 @@
-"""Models to measure: builds random weights of published shapes, exports them for peers, counts bytes per pass."""
+"""Models to measure: builds models of published shapes with random weights, exports them, and counts bytes per pass."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "t5-base": COMMON | {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
     "t5-large": COMMON | {"d_model": 1024, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
 }  # Raffel et al. 2020, section 3.1.1 and appendix; v1.0
-HEAD = "head"  # names a draft head in the list of shapes
+HEAD = "head"  # denotes a draft head where a shape is expected
 GROUP_SIZE = 64  # of quantization
 
 
 @dataclass(frozen=True)
 class Models:
-    """A target with its draft, and the draft model for peers, which do not support draft heads."""
+    """A target with its draft, and a draft model for peers, because peers do not support draft heads."""
 
     target: EncoderDecoder
     draft: EncoderDecoder | DraftHead | None
@@ -53,7 +53,8 @@ def bytes_per_pass(model: EncoderDecoder) -> int:
     """Return the bytes of weights that one decoder pass reads: the decoder's layers and the output matrix.
 
     This excludes the encoder and the cross-attention's key and value projections, which run once per request. It also
-    excludes the embedding, because a pass reads only one row of it, unless it is tied to the output matrix.
+    excludes the embedding, because a pass reads only one of its rows, unless the embedding is tied to the output
+    matrix.
     """
     has_head = "head" in model
     return sum(value.nbytes for path, value in parameters_of(model).items() if is_read_by_pass(path, has_head=has_head))
@@ -62,7 +63,7 @@ def bytes_per_pass(model: EncoderDecoder) -> int:
 def random_model(
     shape: Mapping[str, Any], dtype: mx.Dtype = mx.float32, bits: int | None = None, seed: int = 0
 ) -> EncoderDecoder:
-    """Return a model whose matrices are normal with variance 1 / columns and whose scales are 1.
+    """Return a model whose scales are 1 and whose matrices are drawn from N(0, 1 / columns).
 
     With these weights, activations stay in range.
 
@@ -101,7 +102,7 @@ def exported(model: EncoderDecoder, folder: Path) -> Path:
     Peers receive ids instead of text, so the tokenizer represents token i as "t<i>".
 
     Raises:
-        InputError: The model is quantized, or rescaled for float16, which peers do not support.
+        InputError: The model is quantized or rescaled for float16; peers support neither.
     """
     if folder.exists():
         return folder
@@ -114,7 +115,7 @@ def exported(model: EncoderDecoder, folder: Path) -> Path:
     for path, names in model.parameter_sources(model.config, set()).items():
         for name, part in zip(names, mx.split(parameters[path].astype(mx.float32), len(names)), strict=True):
             tensors[name] = mx.contiguous(part)
-    settings: Any = model.config  # its fields have Hugging Face's names
+    settings: Any = model.config  # its fields have the same names as in Hugging Face
     eos = list(settings.eos_token_ids)
     config = asdict(settings) | {
         "num_decoder_layers": settings.decoder_layers,

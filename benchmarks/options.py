@@ -73,7 +73,7 @@ def benchmark_parser() -> Parser:
 
 
 def check(chosen: argparse.Namespace) -> None:
-    """Reject contradictory options, and read --replay. Raises `InputError`."""
+    """Reject contradictory options, and read the file of --replay. Raises `InputError`."""
     given = vars(chosen)
     files = ", ".join(map(str, chosen.prompts))
     is_random = "random" in given
@@ -108,12 +108,12 @@ def check(chosen: argparse.Namespace) -> None:
 
 
 def json_path(chosen: argparse.Namespace) -> Path | None:
-    """Return the file of --json, or None without one or for standard output."""
+    """Return the file of --json, or None if the option is missing or means standard output."""
     file = getattr(chosen, "json", "-")
     return None if file == "-" else Path(file)
 
 
 def comma_separated(choices: Collection[str]) -> Callable[[str], list[str]]:
-    """Return an argparse `type` for distinct names separated by commas."""
+    """Return an argparse `type` that parses distinct, comma-separated names."""
     parse = argument_type(Text(tuple(choices)))
     return lambda text: list(dict.fromkeys(map(parse, text.split(","))))

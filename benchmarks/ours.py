@@ -1,4 +1,4 @@
-"""Contenders for the decoding modes of this package, each with a separate session, for single prompts or batches."""
+"""Contenders for this package's decoding modes, each with its own session, for single prompts or batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .tasks import Task
 
 
 class Ids:
-    """A tokenizer without cost, because peers receive and return ids. Text "3" is source 3; each token is a letter."""
+    """A tokenizer that takes no time, because peers work on ids. It encodes "3" as source 3, and tokens as letters."""
 
     vocabulary = Vocabulary({})
     languages = MappingProxyType[str, int]({})
@@ -42,7 +42,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class Ours(Contender):
-    """A decoding mode on one task. Its session keeps learned statistics across requests."""
+    """A decoding mode for one task. The session keeps learned statistics across requests."""
 
     session: Session
 
@@ -74,7 +74,7 @@ def ours(
 ) -> list[Ours]:
     """Return a contender for each mode, temperature and, for sampled drafts, acceptance rule.
 
-    They have no text stores, which would contain earlier outputs. None is the default rule.
+    Contenders have no text store, because it would contain earlier outputs. A rule of None means the default rule.
     """
     contenders = []
     for temperature, mode in product(temperatures, modes):

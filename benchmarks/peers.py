@@ -33,7 +33,7 @@ PEERS: dict[str, dict[str, list[Mode]]] = {
 
 
 class Worker:
-    """The process of a peer. `job` is the first request of worker.py. Raises `InputError` if the peer fails."""
+    """The process of a peer. `job` is the first request to worker.py. Raises `InputError` if the peer fails."""
 
     def __init__(self, command: Sequence[str], job: Mapping[str, Any]) -> None:
         self._peer = job["peer"]
@@ -55,7 +55,7 @@ class Worker:
         return [Output(*pair) for pair in zip(answer["tokens"], answer["seconds"], strict=True)]
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request of worker.py. Raises `InputError` for an error."""
+        """Send a request to worker.py, and return the answer. Raises `InputError` if the answer is an error."""
         assert self._process.stdin is not None and self._process.stdout is not None
         line = ""
         with suppress(BrokenPipeError):
@@ -89,15 +89,15 @@ class Peer(Contender):
 def fastest_peers(
     name: str, python: str | None, models: Models, tasks: Sequence[Task], scratch: Path, stack: ExitStack
 ) -> list[list[Peer]]:
-    """Return a contender for each task and label of the peer, in the fastest mode on the first prompts.
+    """Return a contender for each task and label of the peer, in the mode that is fastest on the first prompts.
 
     Args:
         name: A key of `PEERS`.
         python: The interpreter in which the peer is installed; None for this one.
-        models: To export for the peer.
-        tasks: To decode.
+        models: The models to export for the peer.
+        tasks: The tasks to decode.
         scratch: A folder for exported weights.
-        stack: Ends the peer processes when it closes.
+        stack: Stops the peer processes when it is closed.
     """
     job: dict[str, Any] = {"peer": name, "scratch": str(scratch), "ends": tasks[0].ends, "draft": None}
     job["target"] = str(exported(models.target, scratch / "target"))
@@ -124,7 +124,7 @@ def fastest_peers(
 
 
 def trial_ms(worker: Worker, task: Task) -> float:
-    """Return the ms per token on the first prompts, from the faster of two runs."""
+    """Return the time per token in ms on the first prompts, in the faster of two runs."""
     few = replace(task, sources=task.sources[: max(4, 2 * (task.slots or 1))])
     _, *runs = (worker.decode(few) for _ in range(3))  # the first run is a warm-up
     return min(1e3 * sum(each.seconds for each in run) / sum(len(each.tokens) for each in run) for run in runs)

@@ -1,8 +1,8 @@
 """Recorded acceptance: the number of correct draft tokens at each position. `python -m benchmarks.record FILE`.
 
-The command records the bundled drafts on the bundled prompts. `--replay` (replay.py) and simulated_devices.py read the
-file. Each line holds a task, a kind and the task's outputs. An output has one base-64 digit per token: the number of
-correct tokens in a draft that starts there. Kinds:
+The command records the acceptance of the bundled drafts on the bundled prompts. `--replay` (replay.py) and
+simulated_devices.py read the file. Each line contains a task, a kind and the task's outputs. An output is written as
+one base-64 digit per token: the number of correct tokens in a draft that starts at that token. The kinds are:
 
 - "head", "model": drafts of a draft head or draft model
 - "copy": copies, at the positions where the drafter `auto` copies
@@ -45,7 +45,7 @@ DIGITS = string.digits + string.ascii_letters + "-_"
 PIECE = 16  # length of the consecutive pieces in an excerpt
 PROMPTS = 40  # per task
 MAX_TOKENS = 100  # per output
-REPLACED = 0.1  # of the words of a given text
+REPLACED = 0.1  # share of the words in a given text
 TARGET = "t5-web-docs"
 DRAFTS = ("t5-web-docs-draft", "t5-web-docs-head")
 
@@ -53,7 +53,7 @@ Recorded = Mapping[str, Sequence[Sequence[int]]]  # kind -> outputs
 
 
 def read(path: Path, kinds: Sequence[str]) -> Mapping[str, Recorded]:
-    """Return the records by task. Raises `InputError` for a damaged line or a missing kind."""
+    """Return the records, keyed by task. Raises `InputError` for a damaged line or a missing kind."""
     tasks: dict[str, dict[str, list[list[int]]]] = {}
     way_out = "record it with python -m benchmarks.record"
     for number, line in enumerate(read_text(path, "--replay").splitlines(), 1):
@@ -92,7 +92,7 @@ def excerpt(task: Recorded, size: int) -> dict[str, list[int]]:
 
 
 def with_other_words(texts: Sequence[str], seed: int = 0) -> list[str]:
-    """Replace each word with probability `REPLACED` by a word drawn from all texts."""
+    """Replace each word, with probability `REPLACED`, by a word drawn from all texts."""
     rng = random.Random(seed)
     words = [word for text in texts for word in text.split()]
     return [" ".join(rng.choice(words) if rng.random() < REPLACED else word for word in text.split()) for text in texts]
@@ -101,8 +101,8 @@ def with_other_words(texts: Sequence[str], seed: int = 0) -> list[str]:
 class Recorder(AutoDrafter):
     """Records a draft before each token, from the model and, where `auto` would copy, from a copy. Proposes no tokens.
 
-    Supports a single row. `drafts` holds the draft tokens before each token of the last request, by kind. `texts` holds
-    the given text for each source, if there are any; drafts from it are recorded as copies.
+    Supports a single row. `drafts` contains the drafts before each token of the last request, by kind. `texts` contains
+    the given text for each source, if there are any; drafts from these texts are recorded as copies.
     """
 
     texts: Mapping[tuple[int, ...], DraftText] = MappingProxyType({})
@@ -120,7 +120,7 @@ class Recorder(AutoDrafter):
         ((request, count),) = counts.items()
         copied = super().propose(counts, slots) if self._copying else Draft.empty()
         self._copying.clear()
-        place = len(request.decoder_tokens) - 1  # a position may be drafted more than once
+        place = len(request.decoder_tokens) - 1  # drafts for a position may be requested more than once
         modelled = super().propose({request: min(count, LONGEST)}, slots)
         for kind, draft in {MODEL: modelled, COPY: copied}.items():
             self.drafts[kind][place:] = draft.to_lists()
@@ -128,7 +128,7 @@ class Recorder(AutoDrafter):
 
 
 def record(pair: Session, task: Task) -> Recorded:
-    """Count the correct tokens of the pair's drafts, of copies and of given texts, before each token of the outputs."""
+    """At each token of the outputs, count the correct tokens in the pair's draft, in a copy and in a given text."""
     name = "head" if isinstance(pair.draft_model, DraftHead) else "model"
     ngram, model, vocab_size = auto_parts(pair.model, pair.draft_model)
     outputs, drafts = decode(pair, task, Recorder(ngram, model, vocab_size), LONGEST)
@@ -152,7 +152,7 @@ def record(pair: Session, task: Task) -> Recorded:
 def decode(
     pair: Session, task: Task, recorder: Recorder, num_draft_tokens: int
 ) -> tuple[list[list[int]], dict[str, list[list[list[int]]]]]:
-    """Return the outputs, and by kind the draft before each of their tokens."""
+    """Return the outputs, and for each kind, the drafts before each token of the outputs."""
     session = Session(pair.model, Ids(task.sources))
     outputs = []
     drafts: dict[str, list[list[list[int]]]] = {MODEL: [], COPY: []}
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def record_all(file: Path) -> int:
-    """Record the bundled models on the bundled prompts. Copies and given texts are recorded with the last draft."""
+    """Record the bundled drafts on the bundled prompts. Copies and given texts are recorded with the last draft."""
     require_writable(file, "file")
     tasks: dict[str, dict[str, Sequence[Sequence[int]]]] = {}
     for draft in DRAFTS:

@@ -1,4 +1,4 @@
-"""Replays recorded acceptance for random weights: computes drafts, then replaces their tokens to match the record."""
+"""Replays recorded acceptance with random weights: computes drafts, then replaces their tokens to match the record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Script(NamedTuple):
     Args:
         output: The target's tokens.
         right: At each token, the number of correct tokens in the model's draft.
-        found: At each token, the length of a copy, or 0.
+        found: At each token, the length of the copy, or 0 if there is none.
         copied: At each token, the number of correct tokens in the copy.
     """
 
@@ -46,7 +46,7 @@ class ReplayDrafter(AutoDrafter):
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
         super().begin(request, encoder_output)
         self._script = self.scripts[tuple(request.source_tokens)]
-        # The model's own tokens, even where a draft was accepted.
+        # The request, with the model's own draft tokens in place of the accepted replacements.
         self._seen = RequestView(request.options, request.source_tokens, [*request.decoder_tokens], request.slot)
 
     def kind_and_limit(self, request: RequestView) -> tuple[str, int]:
@@ -64,7 +64,7 @@ class ReplayDrafter(AutoDrafter):
         ids = mx.array([self._ids(place, draft.num_tokens, self._script.right)], mx.uint32)
         return Draft(
             ids + 0 * draft.tokens, lengths=draft.lengths
-        )  # keeps a dependency on the draft, as in a real target pass
+        )  # keeps the target pass dependent on the draft, as in real decoding
 
     def _ids(self, place: int, count: int, right: Sequence[int]) -> list[int]:
         ids = self._script.output[place : place + count]
@@ -86,7 +86,7 @@ class ReplayDrafter(AutoDrafter):
 
 
 def replays(task: Task, target: EncoderDecoder, drafts: Sequence[str], tasks: Mapping[str, Recorded]) -> list[Ours]:
-    """Return the baseline, then a contender with copies and each draft (`random_draft`) for each recorded task."""
+    """Return the baseline, followed by a contender for each recorded task and draft (`random_draft`), with copies."""
     (baseline,) = ours(task, [BASELINE], [0.0], Models(target, None))
     outputs = [output.tokens for _, output in baseline.decode(task)]
     size = task.max_tokens

@@ -1,4 +1,4 @@
-"""Formats rows as Markdown tables, and prints the fastest flags."""
+"""Formats rows as Markdown tables, and determines the fastest flags."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def formatted(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-COLUMNS: Mapping[str, Callable[[SummaryRow], str]] = {  # a table omits columns that are empty in all rows
+COLUMNS: Mapping[str, Callable[[SummaryRow], str]] = {  # columns that are empty in all rows are omitted from a table
     "slots": lambda row: formatted(row.slots, "d"),
     "mode": lambda row: row.label if row.is_ours else f"{row.label} ({row.setting})",
     "T": lambda row: f"{row.temperature:g}",
@@ -46,9 +46,9 @@ def report(rows: Sequence[SummaryRow], environment: Mapping[str, Any], notes: Se
 
 
 def fastest_lines(rows: Sequence[SummaryRow]) -> list[str]:
-    """Return a line with the fastest flags for each task, and for all tasks of a model, weighted by tokens.
+    """Return a line with the fastest flags for each task, and one for all tasks of a model, weighted by tokens.
 
-    Each temperature and batch size has its own lines. There are none if only one mode was measured.
+    Each temperature and batch size has separate lines. If only one mode was measured, there are no lines.
     """
     lines = []
     own = (row for row in rows if row.is_ours)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.serve`: compares many clients of a server with a single client and with a file job, in turns.
+"""`python -m benchmarks.serve`: compares many clients of a server with a single client and with a `batch` job.
 
 Requests are bundled prompts with mixed options. Every text must equal the output of `batch` for the same prompt.
 """
@@ -38,7 +38,7 @@ MIXED: Sequence[dict[str, Any]] = (
 
 
 def requests_of(count: int) -> list[dict[str, Any]]:
-    """Return prompts from all files in turn, each with one of the option sets."""
+    """Return prompts taken from all files in turn, each combined with one of the option sets."""
     files = map(read_prompts, bundled_prompts())
     prompts = [prompt for row in zip(*files, strict=False) for prompt in row][:count]
     if len(prompts) < count:
@@ -47,7 +47,7 @@ def requests_of(count: int) -> list[dict[str, Any]]:
 
 
 def job(requests: Sequence[dict[str, Any]], slots: int, folder: Path) -> tuple[list[str], float, int]:
-    """Decode requests with `batch`. Returns the texts, the seconds excluding loading, and the number of tokens."""
+    """Decode requests with `batch`. Returns the texts, the seconds without loading, and the number of tokens."""
     rows = folder / "in.jsonl"
     out = folder / "out.jsonl"
     stats = folder / "stats.json"
@@ -61,7 +61,7 @@ def job(requests: Sequence[dict[str, Any]], slots: int, folder: Path) -> tuple[l
 
 
 def ask(url: str, requests: Sequence[dict[str, Any]], clients: int) -> tuple[list[str], float, int]:
-    """Send requests from several clients. Returns the texts, the seconds, and the number of tokens."""
+    """Send requests from several clients. Returns the texts, the elapsed seconds, and the number of tokens."""
 
     def one(client: httpx.Client, request: dict[str, Any]) -> tuple[str, int]:
         answer = client.post("/v1/completions", json=request).raise_for_status().json()
@@ -75,7 +75,7 @@ def ask(url: str, requests: Sequence[dict[str, Any]], clients: int) -> tuple[lis
 
 
 def measure(chosen: argparse.Namespace) -> int:
-    """Measure and print. Returns the exit status: 1 if a text differs from batch's."""
+    """Measure and print the speeds. Returns the exit status, which is 1 if a text differs from that of `batch`."""
     requests = requests_of(chosen.prompts)
     others = used_by_others()
     where = environment()

@@ -1,4 +1,4 @@
-"""Starts the server in its own process, and reads this process's log, memory and open files."""
+"""Starts the server in a separate process, and reads that process's log, memory usage and open files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ServerProcess:
 
     Attributes:
         url: Its address.
-        pid: Its process.
+        pid: Its process id.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], log: IO[str]) -> None:
@@ -47,7 +47,7 @@ class ServerProcess:
         return self._log.read()
 
     def megabytes(self, *, peak: bool = False) -> float:
-        """Return the current or the peak memory of the process."""
+        """Return the current or peak memory usage of the process."""
         return self._status("VmHWM" if peak else "VmRSS") / 1000
 
     def threads(self) -> int:
@@ -61,7 +61,7 @@ class ServerProcess:
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
     def stop(self) -> None:
-        """End the process as a supervisor would. It must shut down cleanly without a traceback in its log."""
+        """Stop the process as a supervisor would. It must shut down cleanly, without a traceback in its log."""
         before, fault, after = self.log.partition("Traceback")
         assert self._process.poll() is None and not fault, before[-1000:] + fault + after[:3000]
         self._process.send_signal(signal.SIGTERM)
@@ -80,7 +80,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def server_process(
     *flags: str, program: Sequence[str] = ("speculative_decoding", "serve", "--port", "0")
 ) -> Iterator[ServerProcess]:
-    """Run a server with these flags. Raises AssertionError if it does not start or shut down cleanly."""
+    """Run a server with these flags. Raises `AssertionError` if the server does not start or shut down cleanly."""
     command = [sys.executable, "-m", *program, *flags]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stderr=log, env=environment) as process:

@@ -1,8 +1,8 @@
 """`python -m benchmarks.simulated_devices [FILE]`: tests the adaptive draft length on simulated devices.
 
-Replays recorded drafts (acceptance.txt) round by round under published and generated cost curves. Prints the speed of
-each session, and exits with status 1 if one misses a bound. It runs no model and measures no time, so results are
-deterministic.
+Replays recorded drafts (acceptance.txt) round by round under published and generated cost curves. The command prints
+the speeds of the sessions, and exits with status 1 if a bound is missed. It neither runs a model nor measures time, so
+its results are deterministic.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from .record import Recorded, read
 CURVES = Path(__file__).with_name("devices.json")
 ACCEPTANCE = Path(__file__).with_name("acceptance.txt")
 LONGEST_OUTPUT = 100  # tokens
-LOOKED_UP = {COPY: ("found", "copy"), TEXT: ("followed", "text")}  # kinds in acceptance.txt: lengths, correct tokens
+LOOKED_UP = {COPY: ("found", "copy"), TEXT: ("followed", "text")}  # the kinds for lengths and for correct tokens
 MEASUREMENT_ERROR = 0.05
 ROUND_NOISE = 0.1
-SLOWDOWN = 2.0  # factor of a slowdown halfway through half of the sessions
+SLOWDOWN = 2.0  # in half of the sessions, the device becomes slower by this factor halfway through
 SEEDS = (0, 1, 2)
 
 
 class Device(NamedTuple):
-    """A device. `curve` holds the cost of a pass by its width, relative to a pass of width 1."""
+    """A device. `curve` maps a pass's width to its cost, relative to a pass of width 1."""
 
     name: str
     curve: Mapping[int, float]
@@ -60,7 +60,8 @@ class Drafts(NamedTuple):
     Args:
         name: Name in the output.
         recorded: Kind in acceptance.txt; empty for none.
-        looked_up: The kind of recorded draft that it uses instead where there is one: `COPY`, `TEXT`, or "" for none.
+        looked_up: The kind of recorded draft that is used instead, where one was recorded: `COPY`, `TEXT`, or "" for
+            none.
         step: As in `RoundCosts`.
         start: As in `RoundCosts`.
     """
@@ -91,7 +92,7 @@ class Position(NamedTuple):
 
 
 class SimulatedRound(NamedTuple):
-    """A round: the number of draft tokens, and of steps of the draft model or head."""
+    """A round: the number of draft tokens, and the number of steps of the draft model or head."""
 
     drafted: int
     steps: int
@@ -135,7 +136,7 @@ def generated_devices() -> list[Device]:
 
 
 def positions(task: Recorded, drafts: Drafts) -> list[list[Position]]:
-    """Return the drafts for each output and token."""
+    """Return the draft at each token of each output."""
     lengths, right = LOOKED_UP[drafts.looked_up or COPY]
     outputs = []
     for i, output in enumerate(task[lengths]):
@@ -175,7 +176,7 @@ def play(length: DraftLength, output: Sequence[Position]) -> list[SimulatedRound
 
 
 class SimulatedSession:
-    """An adaptive draft length on one device, whose costs are measured with an error."""
+    """A session with an adaptive draft length on one device. Its cost measurements have a simulated error."""
 
     def __init__(self, device: Device, drafts: Drafts, prior: Sequence[float], seed: str) -> None:
         self._device = device
@@ -201,7 +202,7 @@ class SimulatedSession:
         self._costs = replace(self._costs, passes=passes, untimed=untimed)
 
     def _measure(self, width: int) -> float:
-        """Return the cost with an error that is fixed for each width."""
+        """Return the cost of a pass, with an error that is constant for each width."""
         error = random.Random(f"{self._seed} {width}").uniform(-MEASUREMENT_ERROR, MEASUREMENT_ERROR)
         return self._device.cost(width) * (1.0 + error)
 
@@ -211,7 +212,7 @@ class SimulatedSession:
 
 
 class FixedRounds:
-    """The rounds of every fixed draft length over a task, which are the same on all devices."""
+    """The rounds of a task for every fixed draft length. They are the same on all devices."""
 
     def __init__(self, outputs: Sequence[Sequence[Position]]) -> None:
         longest = max(each.length for output in outputs for each in output)
@@ -221,7 +222,7 @@ class FixedRounds:
         ]
 
     def seconds(self, device: Device, drafts: Drafts) -> list[float]:
-        """Return the seconds for each length, without padded passes."""
+        """Return the seconds for each draft length, without padding of passes."""
         return [
             sum(
                 times * (device.cost(each.drafted + 1) + (drafts.start + each.steps * drafts.step) * (each.steps > 0))
@@ -280,7 +281,7 @@ def simulate(devices: Sequence[Device]) -> list[Result]:
 
 
 def missed_bounds(results: Sequence[Result]) -> list[str]:
-    """Print each bound with its result, and return the names of missed bounds."""
+    """Print each bound with the measured value, and return the names of the bounds that were missed."""
     of_best = sorted(each.of_best for each in results)
     figures = {
         "minimum of the best fixed length": (of_best[0], 0.92),

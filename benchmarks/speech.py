@@ -1,12 +1,12 @@
-"""Times transcription with and without drafts, and by openai-whisper and faster-whisper, in one interleaved run.
+"""Times transcription with and without drafts, and with openai-whisper and faster-whisper, in one interleaved run.
 
     python -m benchmarks.speech openai/whisper-base RECORDING.wav... --draft-model models/whisper-base-head \\
         --peer openai-whisper OTHER/bin/python openai/whisper-base --peer faster-whisper OTHER/bin/python CT2_FOLDER
 
 Recordings are 16 kHz WAV files of English speech. All programs decode greedily, without fallback, in float32, and with
-the same number of threads. Each program transcribes all recordings in each repeat; the next repeat starts with the next
-program. The table shows the medians. Encoder and decoder are wall-clock times. For other programs, and for several
-recordings at once, the decoder's time includes reading and log-mel frames.
+the same number of threads. In each repeat, every program transcribes all recordings; each repeat starts with a
+different program. The table shows medians of wall-clock times. For other programs, and when several recordings are
+decoded at once, the decoder's time includes reading the recordings and computing log-mel frames.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODES = {"baseline": {"drafter": "none"}, "head": {"drafter": "model"}, "head an
 
 
 class Timing(NamedTuple):
-    """Seconds of all recordings together, and the statistics of our own decoding."""
+    """Seconds for all recordings together, and the statistics of decoding if this package decoded them."""
 
     total: float
     encoder: float
@@ -73,11 +73,11 @@ class Peer:
 
 
 def measure(programs: dict[str, Any], files: Sequence[str], repeats: int, is_batch: bool) -> dict[str, list[Timing]]:
-    """Return the timings of each program. is_batch: all recordings together instead of one after the other."""
+    """Return the timings of each program. is_batch: whether to transcribe all recordings together."""
     groups = [list(files)] if is_batch else [[file] for file in files]
     timings: dict[str, list[Timing]] = {name: [] for name in programs}
     names = [*programs]
-    for repeat in range(-1, repeats):  # the first is a warm-up
+    for repeat in range(-1, repeats):  # the first repeat is a warm-up
         for turn in range(len(names)):
             name = names[(turn + repeat) % len(names)]
             parts = [programs[name].transcribe(group) for group in groups]

@@ -1,4 +1,4 @@
-"""Tokens per target call of transcription with draft texts. `python -m benchmarks.texts --kinds speech` prints them."""
+"""Counts tokens per target call for transcription with draft texts, for `python -m benchmarks.texts --kinds speech`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RATE = 16_000  # samples per second
 
 
 def read_samples(path: Path) -> np.ndarray:
-    """Return the samples of a 16 kHz WAV file with one channel. Raises `InputError`."""
+    """Return the samples of a 16 kHz mono WAV file. Raises `InputError`."""
     try:
         with wave.open(str(path)) as file:
             if (file.getframerate(), file.getnchannels(), file.getsampwidth()) != (RATE, 1, 2):
@@ -40,9 +40,9 @@ class Recorded:
 
     Args:
         name: The name of its file.
-        parts: The samples up to each second; the last part is the whole recording.
+        parts: The samples from the start up to each full second; the last part is the whole recording.
         baselines: The transcript of each part.
-        written: The transcript of the whole recording by another model.
+        written: Another model's transcript of the whole recording.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Recorded:
         return self.stats(session, drafter=drafter, draft_text=json.dumps(self.written.as_dict()))
 
     def with_hypotheses(self, session: Session, drafter: str) -> GenerationStats:
-        """Transcribe again after each additional second, with the transcript so far and its times as the draft text."""
+        """After each additional second, transcribe again, drafting from the previous transcript and its timestamps."""
         total = GenerationStats()
         for part, hypothesis in enumerate(self.baselines[:-1], start=1):
             total.add(self.stats(session, part, drafter=drafter, draft_text=json.dumps(hypothesis.as_dict())))
@@ -90,10 +90,11 @@ Run = Callable[[Recorded, Session, str], GenerationStats]
 
 
 def speech_rows(models: Sequence[Path | None], recordings: Sequence[Path]) -> Iterator[Row]:
-    """Yield rows for each recording and for all: without a text, with another model's transcript, the last hypothesis.
+    """Yield rows for each recording and for all of them, without draft texts and with each type of draft text.
 
     Args:
-        models: A Whisper, another one that writes the transcripts, and a draft head of the first one or None.
+        models: The Whisper to measure, another Whisper that writes the transcripts, and a draft head for the first, or
+            None.
         recordings: 16 kHz WAV files of English speech.
     """
     whisper, transcriber, head = models

@@ -29,7 +29,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """A contender on a task (see `Task` and `Contender`). None marks unknown or meaningless figures.
+    """A contender's results on a task (see `Task` and `Contender`). None marks unknown or meaningless figures.
 
     Args:
         model: Name and dtype.
@@ -41,8 +41,8 @@ class SummaryRow:
         is_ours: False for peers.
         tokens: Number of tokens generated in one repeat.
         ms_per_token: Time over all prompts of a repeat, including the encoder.
-        speedup: Speedup over baseline decoding in the same run, on the same task and at the same temperature.
-        same_ids: Share of positions at which this contender has the same id as the greedy baseline.
+        speedup: Speedup over baseline decoding in the same run, for the same task and temperature.
+        same_ids: Share of positions at which this contender's id is the same as the greedy baseline's.
         decode_ms_per_token: Time without the encoder.
         tokens_per_target_call: See `GenerationStats`.
         acceptance: Acceptance rate.
@@ -79,7 +79,7 @@ def summarize(model: str, runs: Sequence[Run], target_bytes: int, bandwidth: flo
     Args:
         model: Name and dtype.
         runs: Runs of all tasks.
-        target_bytes: Bytes of weights that a pass of the target reads.
+        target_bytes: Bytes of weights that one target pass reads.
         bandwidth: Memory bandwidth in bytes per second.
     """
     model += f", {target_bytes / 1e6:.1f} MB per pass"
@@ -100,7 +100,7 @@ def row(model: str, runs: Sequence[Run], baseline: Sequence[Run], target_bytes: 
             total.add(run.output.stats or GenerationStats())
         values["tokens_per_target_call"] = total.tokens_per_target_call
         values["acceptance"] = total.acceptance_rate if total.drafted_tokens else None
-        if task.slots is None:  # in batches, the time of a round counts for each of its rows
+        if task.slots is None:  # in a batch, the time of a round would be counted once for each row
             ms_of = per_repeat(runs, lambda run: run.output.stats.decode_seconds if run.output.stats else 0.0)
             values["decode_ms_per_token"] = decode_ms = statistics.median(ms_of)
             if not total.drafted_tokens:
@@ -122,7 +122,7 @@ def row(model: str, runs: Sequence[Run], baseline: Sequence[Run], target_bytes: 
 
 
 def per_repeat(runs: Sequence[Run], seconds: Callable[[Run], float]) -> list[float]:
-    """Return the ms per token of each repeat, over all its prompts."""
+    """Return the time per token in ms for each repeat, over all of its prompts."""
     repeats = grouped(runs, lambda run: run.repeat).values()
     return [1e3 * sum(map(seconds, each)) / sum(len(run.output.tokens) for run in each) for each in repeats]
 

@@ -41,7 +41,7 @@ class Task:
 
 
 def prompts_from_files(paths: Sequence[Path], limit: int) -> dict[str, list[str]]:
-    """Return the first `limit` prompts of each file, by the task's name. Without paths, use the bundled files."""
+    """Return the first `limit` prompts of each file, keyed by task name. Without paths, use the bundled files."""
     found = {}
     for path in paths or reversed(bundled_prompts()):
         prompts = read_prompts(path)[:limit]
@@ -64,12 +64,12 @@ def tasks_from_files(
 
 
 def at_slots(tasks: list[Task], slots: Sequence[int]) -> list[Task]:
-    """Return each task with each batch size. Without batch sizes, return the tasks unchanged."""
+    """Return a copy of each task for each batch size. Without batch sizes, return the tasks unchanged."""
     return [replace(task, slots=count) for task in tasks for count in slots] or tasks
 
 
 def random_task(vocab_size: int, count: int, max_tokens: int) -> Task:
-    """Return `count` sources of random ids, determined by the arguments. Outputs have `max_tokens` tokens."""
+    """Return a task with `count` sources of random ids, determined by the arguments. All outputs reach `max_tokens`."""
     ids = mx.random.randint(2, vocab_size, (count, RANDOM_LENGTH), key=mx.random.key(RANDOM_LENGTH))
     sources = cast(list[list[int]], ids.tolist())
     return Task(f"{RANDOM_LENGTH} tokens to {max_tokens}", tuple(map(tuple, sources)), max_tokens, ends=False)

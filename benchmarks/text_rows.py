@@ -1,4 +1,4 @@
-"""Measures the gain of draft texts, and returns rows. Outputs must equal the baseline's."""
+"""Measures the gain from draft texts, and returns table rows. Outputs must equal the baseline's."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class WasteRow:
     Args:
         given: The given texts.
         task: The task's name.
-        wasted: For each prompt, the rounds whose text draft was rejected from its first token.
-        more_calls: For each prompt, the target calls with the text minus those without it.
+        wasted: For each prompt, the number of rounds in which all tokens drafted from the text were rejected.
+        more_calls: For each prompt, the number of target calls with the text minus the number without it.
     """
 
     given: str
@@ -91,7 +91,7 @@ class TimeRow:
 
 @dataclass(frozen=True)
 class Bench:
-    """Runs tasks with the models of a session. Each run has a new session, without learned statistics."""
+    """Runs tasks with the models of a session. Each run uses a new session without learned statistics."""
 
     session: Session
     max_tokens: int
@@ -99,7 +99,7 @@ class Bench:
 
     @property
     def draft(self) -> str:
-        """The source of drafts in addition to texts and copies, for tables; "" if there is none."""
+        """The name in tables for the source of drafts other than texts and copies; "" if there is no other source."""
         model = self.session.draft_model
         return "" if model is None else "head" if isinstance(model, DraftHead) else "draft model"
 
@@ -107,7 +107,7 @@ class Bench:
         return replace(self.session)
 
     def with_memory(self, given: GivenTexts) -> Bench:
-        """Return a bench whose sessions have the memory of the given texts, if there is one."""
+        """Return a bench whose sessions use the translation memory in `given`, if there is one."""
         prefixes = sorted({split_prefix(prompt)[0] for prompt in given.decoded.prompts})
         return replace(self, session=replace(self.session, memory=given.memory, prompt_prefixes=prefixes))
 
@@ -157,7 +157,7 @@ class Bench:
         return tokens / calls
 
     def rounds(self, prompt: str, **options: Any) -> tuple[list[int], list[Round]]:
-        """Decode a single request. Returns the output and the rounds."""
+        """Decode a single request, and return its output and rounds."""
         rounds: list[Round] = []
         options = {"num_draft_tokens": NUM_DRAFT, "max_tokens": self.max_tokens, **options}
         result = self.fresh().generate(prompt, on_round=rounds.append, **options)
@@ -185,7 +185,7 @@ def token_rows(bench: Bench, given: GivenTexts) -> Iterator[Row]:
 
 
 def waste_row(bench: Bench, given: GivenTexts, limit: int) -> WasteRow:
-    """Decode the first `limit` prompts."""
+    """Measure the cost of useless draft texts on the first `limit` prompts."""
     wasted, more_calls = [], []
     decoded = given.decoded
     requests = zip(decoded.prompts, given.by_seed[0], decoded.outputs, strict=True)
@@ -199,7 +199,7 @@ def waste_row(bench: Bench, given: GivenTexts, limit: int) -> WasteRow:
 
 @dataclass(frozen=True)
 class WithTexts(Contender):
-    """The default drafter, with or without draft texts. Each run of the task has a new session."""
+    """The default drafter, with or without draft texts. Each run of a task uses a new session."""
 
     bench: Bench
     given: GivenTexts
@@ -214,7 +214,7 @@ class WithTexts(Contender):
 
 
 def time_rows(bench: Bench, found: Iterable[GivenTexts], repeats: int) -> Iterator[TimeRow]:
-    """Time the prompts of each task with draft texts and without, in turns."""
+    """Time the prompts of each task with and without draft texts, in turns."""
     bench.session.calibrate()
     expected = {}
     contenders: list[tuple[Task, list[Contender]]] = []

@@ -1,19 +1,22 @@
-"""Measures the gain of draft texts: `python -m benchmarks.texts [FILE ...] [--time]`
+"""Measures the gain from draft texts: `python -m benchmarks.texts [FILE ...] [--time]`
 
 Each row is a type of draft text that a request passes with a prompt:
 
-- noise: the target's own output, each word replaced with probability .1 by one drawn from all outputs of the task
+- noise: the target's own output, in which each word is replaced, with probability 0.1, by a word drawn from all outputs
+  of the task
 - person: an output written by a person for the same source (--references)
-- memory: one of ten sources has the last clause of another source; the texts are the outputs of the unchanged sources
-- prompt, task: a useless text: the output of another prompt or of another task
-- speech: for recordings, the transcript of another Whisper, the last transcript of a growing recording, and the other
-  Whisper as the draft model (--whisper)
+- memory: the outputs of the unchanged sources, as a translation memory; in one of ten sources, the last clause is
+  replaced by that of another source
+- prompt, task: a useless text, namely the output of another prompt or of another task
+- speech: for recordings (--whisper), the transcript of another Whisper, and the last transcript of a growing recording;
+  also measures the other Whisper as the draft model
 
 Without `--time`, the command prints tokens per target call with drafts of at most 15 tokens, which do not depend on the
-machine's speed. "All" means texts, copies and the draft model or head. "Best place" replays the output and drafts from
-the place in the text that matches most of the next tokens, so no search can find a better place. With `--time`, the
-command prints the time with the text divided by the time without it, both with the default drafter and adaptive
-lengths, in interleaved repeats. Each run of a task uses a new session. All outputs are compared with the baseline's.
+machine's speed. "All" means texts, copies and the draft model or head. "Best place" replays the output, drafting each
+time from the place in the text that matches the most upcoming tokens; no search can find a better place. With `--time`,
+the command instead prints the time with the text divided by the time without it, both with the default drafter and
+adaptive draft lengths, in interleaved repeats. Each run of a task uses a new session. All outputs are compared with the
+baseline's.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ from .tasks import prompts_from_files
 from .text_rows import NUM_DRAFT, Bench, time_rows, token_rows, waste_row
 
 LIMIT = 200  # prompts per file
-IN_A_ROW = 60  # prompts per file with --time, and of single requests with useless texts
+IN_A_ROW = 60  # prompts per file with --time, and for single requests with useless texts
 SEEDS = 5
 REPEATS = 9
 JFK = BUNDLED.parent / "data" / "jfk.wav"
@@ -102,7 +105,7 @@ def check(chosen: argparse.Namespace) -> dict[str, list[str]]:
 def all_given_texts(
     bench: Bench, prompts: Mapping[str, Sequence[str]], chosen: argparse.Namespace, references: Mapping[str, str]
 ) -> Iterator[GivenTexts]:
-    """Decode the baseline of each task, and yield the kinds of texts that were chosen."""
+    """Decode each task's baseline, and yield the kinds of draft texts that were chosen."""
     decoded = {name: bench.decoded(name, own) for name, own in prompts.items()}
     names = [*decoded]
     for number, (name, own) in enumerate(decoded.items()):
@@ -113,7 +116,7 @@ def all_given_texts(
 
 
 def table(title: str, rows: Sequence[Any], key: Sequence[str]) -> str:
-    """Return a table with a column for each task. key: the fields that name a line."""
+    """Return a table with a column for each task. key: the fields that identify a line."""
     tasks = [*dict.fromkeys(row.task for row in rows)]
     lines = [[*key, *tasks], ["---"] * (len(key) + len(tasks))]
     for values, alike in grouped(rows, lambda row: tuple(getattr(row, name) for name in key)).items():

@@ -1,15 +1,16 @@
-"""What does voice detection do to text between hum, noise, tones and silence? `python -m benchmarks.voice --model NAME`
+"""How does voice detection affect text amid hum, noise, tones and silence? `python -m benchmarks.voice --model NAME`
 
     python -m benchmarks.voice --model openai/whisper-base --recordings A.wav B.wav --normalizer english.json \\
         --faster-whisper PYTHON
 
 For each sound, the recordings (English speech in 16 kHz WAV files) are joined, with 35 seconds of the sound between
-them, 5 before and 65 after. Each is transcribed without voice detection, with it, and, with `--faster-whisper`, as
-faster-whisper's `vad_filter` cuts it; all three by this package. The columns:
+them, 5 seconds before them and 65 seconds after them. This package transcribes the result without voice detection, with
+it, and, if `--faster-whisper` is given, with the cuts of faster-whisper's `vad_filter`. The columns are:
 
-- invented: segments of text that lie wholly outside the recordings, and how many words they have
-- errors: the word error rate against the transcripts of the recordings alone without voice detection
-- kept: how many seconds in how many parts, and the largest distance from a border to the nearest one of the other cut
+- invented: the number of text segments that lie entirely outside the recordings, and the number of words in them
+- errors: the word error rate against transcripts of the separate recordings, made without voice detection
+- kept: the number of seconds and parts that were kept, and the largest distance from a boundary of a part to the
+  nearest boundary found by the other detector
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from .speech_texts import RATE, read_samples
 from .texts import JFK
 from .word_errors import normalizer, word_errors
 
-Spoken = Sequence[tuple[float, float]]  # when each recording starts and ends, in seconds
+Spoken = Sequence[tuple[float, float]]  # start and end of each recording, in seconds
 
 SOUNDS = ("silence", "hum", "noise", "tones")
-BEFORE, BETWEEN, AFTER = 5, 35, 65  # seconds of the sound
+BEFORE, BETWEEN, AFTER = 5, 35, 65  # seconds of sound
 CUT = """
 import sys, json, numpy as np
 from faster_whisper.vad import get_speech_timestamps
@@ -53,7 +54,7 @@ print(json.dumps([border for part in get_speech_timestamps(samples) for border i
 
 
 def sound(name: str, count: int) -> Samples:
-    """Return (count,) samples: hum of 50 Hz with harmonics, white noise at -34 dBFS, or a tone that changes."""
+    """Return (count,) samples: silence, a 50 Hz hum with harmonics, white noise at -34 dBFS, or a changing tone."""
     time = np.arange(count) / RATE
     random = np.random.default_rng(0)
     samples = np.zeros(count)
@@ -69,7 +70,7 @@ def sound(name: str, count: int) -> Samples:
 
 
 def among(name: str, recordings: Sequence[Samples]) -> tuple[Samples, Spoken]:
-    """Return the recordings with a sound around them, and when each of them starts and ends."""
+    """Return the recordings joined with a sound, and the start and end of each recording."""
     lengths = [len(each) for each in recordings]
     starts = np.cumsum([BEFORE * RATE, *(length + BETWEEN * RATE for length in lengths[:-1])])
     samples = sound(name, int(starts[-1]) + lengths[-1] + AFTER * RATE)
@@ -86,7 +87,7 @@ def faster_whisper_cut(python: str, samples: Samples) -> SpeechTimes:
 
 
 def distance(parts: SpeechTimes, others: SpeechTimes) -> float:
-    """Return the largest distance in seconds from a border to the nearest one of the others, in both directions."""
+    """Return the largest distance in seconds from a boundary to the nearest boundary of the other parts, either way."""
     between = abs(np.array(parts.parts).reshape(-1, 1) - np.array(others.parts).reshape(1, -1)) / RATE
     return float(max(between.min(axis=0).max(), between.min(axis=1).max())) if between.size else float("nan")
 
@@ -99,7 +100,7 @@ def invented(segments: Sequence[Segment], spoken: Spoken) -> list[Segment]:
 
 
 def transcribe(session: Session, samples: Samples, parts: SpeechTimes | None = None, **options: Any) -> Transcription:
-    """Transcribe a recording, or only these parts of it."""
+    """Transcribe a recording, or only the given parts of it."""
     if parts is None:
         return session.transcribe(samples, language="en", drafter="ngram", **options)
     kept = np.concatenate([samples[start:end] for start, end in parts.parts])

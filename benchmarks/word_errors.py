@@ -1,4 +1,4 @@
-"""Counts the errors of a transcript, after openai-whisper's normalizer of English."""
+"""Counts the word errors in a transcript that openai-whisper's English normalizer has normalized."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from speculative_decoding.speech.live.agreement import edit_distances
 
 
 def word_errors(found: Sequence[str], expected: Sequence[str]) -> int:
-    """Return the smallest number of insertions, deletions and substitutions of words."""
+    """Return the smallest number of word insertions, deletions and substitutions that turn one text into the other."""
     return edit_distances(found, expected)[-1]
 
 
 def normalizer(file: Path | None) -> Any:
-    """Return openai-whisper's normalizer of English. file: its table of spellings. Raises `InputError`."""
+    """Return openai-whisper's English normalizer. file: its spelling table. Raises `InputError`."""
     if file is None:
         way_out = "give whisper/normalizers/english.json of openai-whisper, or normalizer.json of a Whisper's folder"
         raise InputError("--normalizer: is missing", way_out=way_out)

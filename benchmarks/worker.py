@@ -16,8 +16,8 @@ input ends:
         -> {"texts": [...], "seconds": s, "encoder": seconds of encoder passes}
 
 Errors are {"error": "one line"}. Decoding is greedy, in float32, and times include encoder and decoder. Sources are
-sorted by length, to reduce padding, and decoded in batches of `slots`; each source gets an equal share of its batch's
-time. Recordings are English, and are transcribed one after the other, without fallback.
+sorted by length to reduce padding, and decoded in batches of `slots`; a batch's time is divided equally among its
+sources. Recordings contain English speech and are transcribed one after another, without temperature fallback.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # remove this folder, whose files must not shadow other modules
+    sys.path.pop(0)  # remove this folder, because its files would shadow other modules
 
 
 class HuggingFace:
-    """`generate` of transformers, with an assistant model if there is a draft.
+    """transformers' `generate`, with an assistant model if there is a draft.
 
-    Modes have `threads`, and `num_assistant_tokens` for a constant draft length instead of the default schedule.
+    A mode sets `threads` and, for a constant draft length instead of the default schedule, `num_assistant_tokens`.
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
@@ -68,7 +68,8 @@ class HuggingFace:
         ids = self.torch.tensor([source + [pad] * (width - len(source)) for source in sources])
         mask = self.torch.tensor([[1] * len(source) + [0] * (width - len(source)) for source in sources])
         caches = self.transformers.DynamicCache(), self.transformers.DynamicCache()
-        # Since 4.57, the cache that `generate` creates has the encoder's number of layers; the decoder may have others.
+        # Since 4.57, `generate` creates a cache with as many layers as the encoder has; the decoder may have more or
+        # fewer.
         options = {"past_key_values": self.transformers.EncoderDecoderCache(*caches), **self.options}
         started = time.perf_counter()
         with self.torch.inference_mode():
@@ -79,7 +80,7 @@ class HuggingFace:
 
 
 class CTranslate2:
-    """CTranslate2 with one worker. Modes have `threads` and `compute_type`."""
+    """CTranslate2 with one worker. A mode sets `threads` and `compute_type`."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         import ctranslate2
@@ -103,7 +104,7 @@ class CTranslate2:
 
 
 def until_end(tokens: list[int], ends: list[int]) -> list[int]:
-    """Cut off the padding after the first end token."""
+    """Remove the padding after the first end token."""
     return next((tokens[: i + 1] for i, token in enumerate(tokens) if token in ends), tokens)
 
 
@@ -121,7 +122,7 @@ def decode_all(peer: Any, sources: list[list[int]], max_tokens: int, slots: int,
 
 
 class Timed:
-    """A function that adds up the time of its calls."""
+    """A wrapper for a function that adds up the time spent in its calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -138,7 +139,7 @@ SPEECH: dict[str, Any] = {"language": "en", "temperature": 0.0}
 
 
 class OpenAIWhisper:
-    """openai-whisper with the weights of a Hugging Face folder."""
+    """openai-whisper with weights from a Hugging Face folder."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         sys.path.append(str(Path(__file__).parents[1] / "tools"))
@@ -156,7 +157,7 @@ class OpenAIWhisper:
 
 
 class FasterWhisper:
-    """faster-whisper with a folder of CTranslate2's converter, tokenizer.json and preprocessor_config.json."""
+    """faster-whisper with a folder of CTranslate2's converter, plus tokenizer.json and preprocessor_config.json."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         import faster_whisper
