@@ -3,16 +3,17 @@
 import os
 import sys
 
-# `python -m speculative_decoding.train` imports this package before the module. During this import, sys.argv is "-m"
-# and the module's arguments; in sys.orig_argv, the module's name precedes them. Other programs that import this package
-# handle Ctrl-C themselves.
+# `python -m speculative_decoding.train` imports this package before the module. During this import, sys.argv contains
+# "-m" and the module's arguments, and sys.orig_argv contains the module's name before those arguments. Other programs
+# that import this package handle Ctrl-C themselves.
 if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] == __name__:
     from speculative_decoding_program import handle_ctrl_c
 
     handle_ctrl_c("speculative_decoding")
 
-# On M5 with macOS 26.2 or later, MLX computes float32 matmuls of several rows in TF32, but matmuls of one row in full
-# precision. A draft would then change results by 1e-3. Set the variable to 1 for the faster matmuls.
+# On an M5 with macOS 26.2 or later, MLX computes float32 matmuls of several rows in TF32, but matmuls of one row in
+# full precision. A draft would then change results by about 1e-3, so TF32 is off unless the user sets the variable to
+# 1.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 from .subpackages import has_subpackage

@@ -1,6 +1,6 @@
 """The current user's private folder for compiled kernels and calibrations, on every platform.
 
-Programs load code from this folder and trust its measurements, so no other user may be able to write to it.
+Programs load code from this folder and trust its measurements, so it must not be writable by other users.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cache_folder(name: str) -> Path:
 
 
 def require_private(path: Path, forbidden: int) -> Path:
-    """Create a folder if necessary. Raises OSError if it belongs to another user or has forbidden permission bits."""
+    """Create a folder if necessary. Raises OSError if it has another owner or forbidden permission bits."""
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()  # does not follow links
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & forbidden:

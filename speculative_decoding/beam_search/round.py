@@ -48,7 +48,7 @@ def beam_search_step(batch: Batch, on_phase_end: Callable[[], None] | None = Non
 
 
 def search_of(request: Request) -> BeamSearch:
-    """Return the search of a request, which the first round creates unless the request already has one."""
+    """Return the request's beam search, creating it if there is none yet."""
     if request.search is None:
         options = request.options
         assert options.length_penalty is not None and options.early_stopping is not None  # filled in by with_defaults

@@ -24,7 +24,7 @@ class Continuation(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """A finished output: its log-probability / length ** length_penalty, and its generated tokens."""
+    """A finished output: its score (log-probability / length ** length_penalty) and its generated tokens."""
 
     score: float
     tokens: list[int]
@@ -69,7 +69,7 @@ class BeamSearch:
         finished: Up to N finished outputs, in the order in which they ended.
     """
 
-    normalizes_after_constraints: ClassVar[bool] = False  # forbidden tokens keep their share of the probability
+    normalizes_after_constraints: ClassVar[bool] = False  # probabilities include forbidden tokens
 
     num_beams: int
     length_penalty: float
@@ -98,7 +98,7 @@ class BeamSearch:
 
     @property
     def num_continuations(self) -> int:
-        """The number of continuations that a step needs, so that at least N of them are unfinished."""
+        """The number of continuations that a step needs to ensure that at least N of them are unfinished."""
         return max(2, 1 + len(self.ends)) * self.num_beams
 
     def step(self, continuations: Sequence[Continuation]) -> list[int]:
@@ -145,7 +145,7 @@ class BeamSearch:
         return min(self.finished, key=lambda each: each.score)
 
     def _can_stop(self, best: float, length: int) -> bool:
-        """Return whether the search can stop. Only "never" is exact: longer outputs may have better normalized scores.
+        """Return whether the search can stop. Only `early_stopping="never"` is exact: longer outputs may score better.
 
         Args:
             best: The score of the best continuation.

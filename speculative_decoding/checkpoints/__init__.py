@@ -1,6 +1,6 @@
 """Checkpoints on disk: `read(folder)` finds the weights in any supported format and returns a lazy mapping.
 
-Each reader handles one format and returns Hugging Face tensor names. A reader is imported only for a folder in its
+Each reader handles one format and uses Hugging Face's tensor names. A reader is imported only when a folder is in its
 format. This package does not depend on `models`.
 """
 
@@ -31,7 +31,7 @@ ID_FIELDS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
 
 
 def reader(name: str) -> Callable[[Path], Checkpoint]:
-    """Return the function that opens a file, by its name in `FORMATS` or `ADAPTER_FORMATS`."""
+    """Return the function that opens the file `name`, which is a key of `FORMATS` or `ADAPTER_FORMATS`."""
     module, _, function = (FORMATS | ADAPTER_FORMATS)[name].partition(".")
     read_file: Callable[[Path], Checkpoint] = getattr(import_module(f".{module}", __name__), function)
     return read_file
@@ -80,7 +80,7 @@ def read_generation_config(folder: Path, config: Mapping[str, Any]) -> tuple[dic
 
 
 def find_gguf(folder: Path) -> Path | None:
-    """Return the folder's GGUF file, which may have any name, or None. Raises `CheckpointError` if it has several."""
+    """Return the folder's GGUF file, whatever its name, or None. Raises `CheckpointError` if there are several."""
     files = sorted(folder.glob("*.gguf"))
     if len(files) > 1:
         raise CheckpointError(f"{folder}: holds {len(files)} .gguf files; keep only one")

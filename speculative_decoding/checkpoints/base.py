@@ -45,11 +45,11 @@ class Checkpoint(Mapping[str, mx.array]):
     def __getitem__(self, name: str) -> mx.array: ...
 
     def read_slice(self, name: str, axis: int, start: int, stop: int) -> mx.array:
-        """Read a part of a tensor along an axis. Subclasses read only that part if their format allows it."""
+        """Read a slice of a tensor along an axis. Subclasses read only that slice if their format allows it."""
         return mx.take(self[name], mx.arange(start, stop), axis=axis)  # a copy, so the rest of the tensor is freed
 
     def is_same(self, first: str, second: str) -> bool:
-        """Return whether two tensors are equal. Subclasses avoid reading them where their format allows it."""
+        """Return whether two tensors are equal. Subclasses avoid reading the data if their format allows it."""
         return self.info(first).shape == self.info(second).shape and bool(
             mx.array_equal(self[first], self[second]).item()
         )

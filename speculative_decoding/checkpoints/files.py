@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 
-MAX_JSON_BYTES = 4 << 20  # the largest known index of weight files is about 100 KB
+MAX_JSON_BYTES = 4 << 20  # the largest known weight index is about 100 KB
 MAX_JSON_DEPTH = 32
 
 
@@ -41,7 +41,7 @@ def open_text(path: Path) -> BufferedReader:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object of bounded size and depth. Raises `CheckpointError` for any other file."""
+    """Read a file containing one JSON object of bounded size and depth. Raises `CheckpointError` for any other file."""
     with open_regular(path, MAX_JSON_BYTES) as file:
         text = file.read(MAX_JSON_BYTES)
     try:

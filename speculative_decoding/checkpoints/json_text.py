@@ -1,4 +1,4 @@
-"""Strict parsing of JSON from users: the lines of a job and the bodies of requests."""
+"""Strict parsing of JSON from users: job lines and request bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory-mapped files of tensors, for formats that store numbers uncompressed.
+"""Memory-mapped tensor files, for formats that store numbers uncompressed.
 
 A `location` is a `range` of byte positions in the file.
 """

@@ -1,7 +1,7 @@
 """Zip files with uncompressed entries, which can be memory-mapped: our own `.npz` (read and write) and torch's `.bin`.
 
-Python's zipfile parses the directory, but accepts a directory of any size, and entries that overlap, appear twice or
-have paths outside the file. `zip_entries` rejects all of these.
+Python's zipfile parses the zip directory, but accepts a directory of any size, as well as entries that overlap, share a
+name, or have a path containing "..". `zip_entries` rejects all of these.
 
 numpy has no bfloat16. Like MLX, this module writes bfloat16 as a two-byte void (`|V2`) and reads that back as bfloat16.
 """
@@ -42,7 +42,7 @@ class BoundedFile(FileIO):
 
 
 def zip_entries(file: MappedFile) -> dict[str, tuple[range, int]]:
-    """Map each entry's name to the location and the CRC-32 of its data. Raises an error for ambiguous zip files."""
+    """Map each entry's name to the location and CRC-32 of its data. Raises an error if the zip file is ambiguous."""
     try:
         with BoundedFile(file.path) as bounded, zipfile.ZipFile(bounded) as archive:
             entries = archive.infolist()
@@ -92,7 +92,7 @@ def check_crc(file: MappedFile, name: str, location: range, expected: int) -> No
 
 
 def read_npz(path: Path) -> Checkpoint:
-    """Open a `.npz` file. CRCs are not checked: that takes longer than loading, and the manifest has checksums."""
+    """Open a `.npz` file. CRCs are not checked: that takes longer than loading, and the manifest contains hashes."""
     file = MappedFile(path, ".npz")
     arrays: dict[str, tuple[TensorInfo, range]] = {}
     for entry, (location, _) in zip_entries(file).items():
@@ -116,7 +116,7 @@ def read_npy_header(file: MappedFile, name: str, entry: range) -> tuple[TensorIn
         raise file.error(f"entry {name!r} is damaged ({error})") from error
 
     dtype = DTYPES.get(numpy_dtype.str)
-    is_transposed = fortran_order and len(shape) > 1  # MLX also sets the flag for one-dimensional arrays
+    is_transposed = fortran_order and len(shape) > 1  # MLX also sets fortran_order for one-dimensional arrays
     if dtype is None or is_transposed:
         raise file.error(f"entry {name!r} holds {numpy_dtype.str!r} of shape {shape}, which is not supported")
     info = TensorInfo(shape, dtype)

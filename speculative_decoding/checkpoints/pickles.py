@@ -4,7 +4,7 @@ Security: nothing that a file names is looked up, imported or called. A global's
 and only selects which inert value to build; any other name is rejected. (Deny-lists fail: even torch's `weights_only`
 has been breached, CVE-2025-32434.) An opcode is checked before its argument is read, and `pickletools` decodes at most
 `MAX_ARGUMENT_BYTES` of an argument. The memo lets values contain themselves or share parts, but no value is traversed,
-compared or hashed, except short texts and small integers. Time and memory therefore grow only with the number of
+compared or hashed, except short strings and small integers. Time and memory therefore grow only with the number of
 opcodes.
 """
 
@@ -26,7 +26,7 @@ from .mapped import MappedFile
 MAX_OPCODES = 250_000
 MAX_BYTES = 16 << 20
 MAX_ARGUMENT_BYTES = 4096
-MAX_MARKS = 32  # open at the same time; a state dict needs 3
+MAX_MARKS = 32  # MARKs open at the same time; a state dict needs 3
 MAX_INTEGER_KEY = 1 << 20
 
 NAMES = str.split("""
@@ -61,7 +61,7 @@ class GlobalName:
 
 
 class NestedTuple(tuple[object, ...]):
-    """A tuple that contains tuples, such as the arguments of a tensor. No other tuple may contain it."""
+    """A tuple that contains tuples, such as a tensor's constructor arguments. No other tuple may contain it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ class QuantizedCheckpoint(Checkpoint):
         self._bits = bits
         self._group_size = group_size
         self._origin: dict[str, tuple[str, int]] = {}  # part name -> original tensor, index in QUANTIZED_PARTS
-        self._last: tuple[str, list[mx.array]] | None = None  # callers read the three parts consecutively
+        self._last: tuple[str, list[mx.array]] | None = None  # callers read a tensor's three parts consecutively
 
         infos: dict[str, TensorInfo] = {}
         for name in inner:

@@ -28,7 +28,7 @@ def read_safetensors(path: Path) -> Checkpoint:
     file = MappedFile(path, "safetensors")
     try:
         with safe_open(path, framework="numpy"):
-            pass  # opening checks the header: its size, each shape against its bytes, overlaps and gaps
+            pass  # opening the file validates the header: its size, the byte count of each shape, overlaps and gaps
         data_start = 8 + int.from_bytes(file.data[:8], "little")
         header = json.loads(file.data[8:data_start])
     except (SafetensorError, OSError, ValueError) as error:

@@ -11,7 +11,7 @@ from .text import ENCODINGS
 
 
 def as_utf8(file: BinaryIO) -> BufferedReader:
-    """Return a reader for a file's text as UTF-8. It reads ahead, and does not close the file."""
+    """Return a reader that converts a file's text to UTF-8. It reads ahead, and does not close the file."""
     return BufferedReader(Utf8Bytes(file))
 
 
@@ -39,7 +39,7 @@ class Utf8Bytes(RawIOBase):
         return size
 
     def _opening(self) -> bytes:
-        """Return the first bytes as UTF-8. Waits for a second byte only if the first may begin a UTF-16 mark."""
+        """Return the first bytes as UTF-8. Waits for a second byte only if the first may start a byte-order mark."""
         read = self._read()
         if read in (b"\xfe", b"\xff"):  # these bytes never occur in UTF-8
             read += self._read()

@@ -2,8 +2,8 @@
 
 A zip file holds the state dict in `<root>/data.pkl` and the uncompressed storages in `<root>/data/<key>`. A legacy file
 starts with five pickles: magic number, protocol version, system, state dict, and storage keys. For each storage, an
-int64 count and the raw numbers follow. In both formats, a tensor is a strided view of a storage. The file is mapped,
-and a tensor is read when it is used.
+int64 count and the raw numbers follow. In both formats, a tensor is a strided view of a storage. The file is
+memory-mapped, and each tensor is read when it is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TorchCheckpoint(Checkpoint):
 
     Args:
         locations: Maps storage keys to the locations of their bytes.
-        crcs: Maps storage keys to CRC-32s. Only the zip format has them.
+        crcs: Maps storage keys to CRC-32s, which only the zip format contains.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TorchCheckpoint(Checkpoint):
 
 
 def find_state_dict(file: MappedFile, value: object) -> dict[str, StoredTensor]:
-    """Return the state dict in a pickled value: the value itself, or the item in which training scripts store it."""
+    """Return the state dict in a pickled value: the value itself, or the item under which training scripts store it."""
     if isinstance(value, dict):
         nested = [value[key] for key in ("state_dict", "model") if isinstance(value.get(key), dict)]
         value = nested[0] if len(nested) == 1 else value

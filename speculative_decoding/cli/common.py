@@ -23,7 +23,7 @@ from ..errors import InputError, Name, Note, one_line, shown, writing
 from ..models.backend import computing
 from .parser import Parser, flag
 
-PROMPTS = Path(__file__).resolve().parents[2] / "data"  # the bundled files of prompts, which are only in the repository
+PROMPTS = Path(__file__).resolve().parents[2] / "data"  # the bundled prompt files, which exist only in the repository
 
 
 def start_alone(
@@ -50,8 +50,8 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
     """Run a command and return its exit status: 2 for bad input, 130 for Ctrl-C, 1 for a closed pipe.
 
     Args:
-        when_interrupted: Added to the line that reports Ctrl-C.
-        name: Returns the spelling of an option on the command line; see `Parser.name_of`.
+        when_interrupted: Text added to the line that reports Ctrl-C.
+        name: Returns the name of an option on the command line; see `Parser.name_of`.
     """
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
@@ -87,7 +87,7 @@ def one_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    if before is not signal.SIG_IGN:  # SIGINT is ignored under nohup, and on ranks that are ended by rank 0
+    if before is not signal.SIG_IGN:  # SIGINT is ignored under nohup, and on ranks that rank 0 terminates
         signal.signal(signal.SIGINT, interrupt)
     try:
         yield
@@ -123,7 +123,7 @@ def require_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
+            os.open(os.devnull, os.O_RDWR)  # `open` takes the lowest free descriptor
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
@@ -149,7 +149,7 @@ def say_that_characters_are_escaped(encoding: str) -> None:
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Turn an OSError while printing, usually a full disk, into an `InputError`."""
+    """Convert an OSError raised while printing, usually because the disk is full, to an `InputError`."""
     try:
         yield
     except BrokenPipeError:
@@ -177,7 +177,7 @@ def say(text: str) -> None:
 
 def read_prompts(path: Path, what: str = "prompts") -> list[str]:
     """Read a file with one prompt per line, and skip blank lines. Raises `InputError`."""
-    return [line for line in read_text(path, what).split("\n") if line.strip()]  # other line breaks are text
+    return [line for line in read_text(path, what).split("\n") if line.strip()]  # not at other line breaks
 
 
 def read_text(path: Path, what: str) -> str:

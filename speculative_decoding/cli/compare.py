@@ -36,7 +36,7 @@ IDENTICAL = "identical"
 def decoding_modes(session: Session) -> list[str]:
     """Return the modes that this session supports. The first one produces the answer."""
     modes = [BASELINE] if answer_mode(session) == BASELINE else [SPECULATIVE, BASELINE]
-    # A head needs the target, and tokens of another vocabulary cannot be compared with the target's
+    # A draft head cannot run without the target, and tokens of another vocabulary cannot be compared with the target's
     if isinstance(session.draft_model, EncoderDecoder) and not session.drafts_text:
         modes.append(DRAFT)
     return modes
@@ -64,8 +64,8 @@ class Comparison(PromptRunner):
 
     Attributes:
         is_on: Whether to compare. If False, only the answer is decoded.
-        totals: Statistics by mode.
-        num_identical: By mode, the number of outputs identical to the baseline's.
+        totals: Statistics for each mode.
+        num_identical: For each mode, the number of outputs identical to the baseline's.
     """
 
     def __init__(self, *arguments: Any, is_on: bool = True, **options: Any) -> None:

@@ -1,6 +1,6 @@
 """Commands and state of the console.
 
-Each decoding option and each flag of `PromptFlags` is a command with the same meaning, except those listed here.
+Each decoding option and each flag of `PromptFlags`, except those listed below, is a command with the same meaning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .main import PromptFlags
 from .parser import Parser, add_flags, flag
 from .run_config import ModelFlags, RunConfig, make_run_config
 
-NOT_IN_CONSOLE = ("prompt", "verify", "stats_json", "num_return_sequences")  # neither flags nor commands
+NOT_IN_CONSOLE = ("prompt", "verify", "stats_json", "num_return_sequences")  # neither flags nor commands of the console
 FIXED_AT_START = ("trace", "max_ngram_size")  # flags only
 
 
@@ -55,7 +55,7 @@ class Quit(Exception):
 
 @dataclass
 class ConsoleState:
-    """Open models and settings of the console.
+    """The console's open models and settings.
 
     Args:
         config: The models to open, and the initial options.
@@ -87,11 +87,11 @@ class ConsoleState:
         """Return the current value of an option or flag."""
         if name == "baseline":
             return self.options.drafter == "none"
-        values: Any = self.session.options_with({}) if name in option_specs() else self.flags  # with a default drafter
+        values: Any = self.session.options_with({}) if name in option_specs() else self.flags  # with default drafter
         return getattr(values, name)
 
     def set(self, name: str, value: Any) -> None:
-        """Set an option or flag. Raises `InputError` if it has no effect, or conflicts with others or the models."""
+        """Set an option or flag. Raises `InputError` if it has no effect, or conflicts with the models or other ones."""
         if name in option_specs():
             self.change({name: value})
         elif name == "baseline":
@@ -107,7 +107,7 @@ class ConsoleState:
     def change(self, changes: Mapping[str, Any]) -> None:
         """Change options. Raises `InputError`, and changes nothing, if they conflict with each other or the models."""
         options = self.options.override(changes)
-        changed = replace(self.session, options=options)  # checks the options with the models
+        changed = replace(self.session, options=options)  # checks the options against the models
         changed.options_with({}).require_effect(changes)
         check_token_ids(options.eos_token_ids, self.session.model.config.vocab_size)
         check_languages(self.session.model, self.session.tokenizer, options, self.flags.prefix)
@@ -129,7 +129,7 @@ class ConsoleState:
             raise InputError("the model cannot be changed while several processes share it; restart with the new one")
         models = self.config.models
         paths = ModelFlags(model, draft_model, dtype=models.dtype).find()
-        if paths.model == models.model:  # an adapter fits one model only
+        if paths.model == models.model:  # an adapter fits only one model
             paths = replace(paths, adapter=models.adapter)
         changed = {
             name: value
@@ -220,7 +220,7 @@ def completions(line: str) -> list[str]:
 
 
 def parse(name: str, text: str | None) -> Any:
-    """Return the value of the console's flag --name=text, or of --name if `text` is None."""
+    """Return the value that the flag --name=text sets, or that --name alone sets if `text` is None."""
     own = PARSER.flags[name]
     try:
         return getattr(PARSER.parse_args([own if text is None else f"{own}={text}"]), name)
@@ -252,7 +252,7 @@ def command_name(name: str) -> str:
 
 
 def name_of(field: str) -> str:
-    """Return the spelling of a field in the console: its command, or its name if it has no command."""
+    """Return how a field is written in the console: its command, or its name if it has no command."""
     command = command_name(field)
     return command if command in COMMANDS else field
 
@@ -281,7 +281,7 @@ def add_setting(name: str, spec: OptionSpec) -> None:
         if isinstance(value, Bool):
             is_on = not state.value(name)
             found = spec.default if is_on == bool(spec.default) else is_on
-        elif spec.flag.bare is not None:  # turn it on, or off again
+        elif spec.flag.bare is not None:  # turn it on, or off if it is on
             found = parse(name, text or None)
             found = spec.default if found == state.value(name) else found
         else:

@@ -1,4 +1,4 @@
-"""Compares outputs with the baseline's, which are generated from the same prompts without a draft."""
+"""Compares outputs with the baseline outputs, which are generated from the same prompts without a draft."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def first_divergence(
 ) -> Divergence | None:
     """Compare two outputs of a prompt. Returns None if they are identical.
 
-    options: The options of both outputs; their outputs must be comparable.
+    options: The options used for both outputs, which `require_comparable` must accept.
     """
     if list(baseline) == list(speculative):
         return None
@@ -87,7 +87,7 @@ def baseline_tokens(session: Session, prompt: Prompt, *, exact: bool, **options:
 
 
 def compare_output(session: Session, prompt: Prompt, tokens: Sequence[int]) -> Divergence | None:
-    """Decode a prompt without a draft, in exact passes if `tokens` were, and compare."""
+    """Decode a prompt without a draft, using exact passes if the session does, and compare the output with `tokens`."""
     exact = session.planner.widths(session.options_with({})).exact
     return first_divergence(session, prompt, baseline_tokens(session, prompt, exact=exact), tokens)
 
@@ -101,15 +101,15 @@ def compare_outputs(
     baseline: Callable[..., list[int]] | None = None,
     **options: Any,
 ) -> Iterator[tuple[BatchResult[GenerationResult], Divergence | None]]:
-    """Decode prompts in a batch with drafts and one by one without, and yield each output with its divergence.
+    """Decode prompts in a batch with drafts, and one by one without drafts. Yield each output with its divergence.
 
     Args:
         session: The session to decode with.
         prompts: The prompts. Their outputs are yielded in order of completion.
         draft: Options that apply only to the outputs with drafts.
         slots: The batch size.
-        baseline: `baseline_tokens` of this session, possibly with a cache.
-        options: Options of all outputs.
+        baseline: `baseline_tokens` for this session (the default), or a function that caches its results.
+        options: Options that apply to all outputs.
     """
     baseline = baseline or partial(baseline_tokens, session)
     chosen = with_default_drafter(session.options.override(options | draft), session.draft_model)

@@ -25,7 +25,7 @@ FILES_WRITTEN = ("stats_json", "trace", "ngram_store")
 
 @dataclass(frozen=True)
 class RunFlags:
-    """Flags of the commands that decode. Each command has some of them."""
+    """Flags of the commands that decode. Each command supports some of them."""
 
     prefix: A[str, Text(may_be_empty=True), PREFIX, BASIC] = ""
     baseline: A[bool, Bool(), "decode without a draft", BASIC] = False
@@ -77,4 +77,4 @@ def identity(path: str | Path) -> object:
     with suppress(OSError):
         status = os.stat(path)
         return status.st_dev, status.st_ino
-    return folded(os.path.realpath(path))  # also of a link to itself
+    return folded(os.path.realpath(path))  # also works for a link to itself

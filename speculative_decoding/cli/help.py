@@ -1,4 +1,4 @@
-"""Formats the help of a command. This module is imported only when help is shown."""
+"""Formats a command's help text. This module is imported only when help is shown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def help_text(spec: OptionSpec, name: Callable[[str], str]) -> str:
-    """Return the help of a field with its default. name: see `shown`."""
+    """Return a field's help text with its default. name: see `shown`."""
     text = shown(spec.help, name)
     if spec.default is False or spec.default in (None, "", ()):
         return text

@@ -13,12 +13,12 @@ from ..checkpoints.text import WAY_OUT, require_no_nul
 from ..checkpoints.text_stream import as_utf8
 from ..errors import InputError
 
-MAX_LINE_BYTES = 2**24  # limits the memory for a file without line ends
+MAX_LINE_BYTES = 2**24  # bounds memory use for a file without line ends
 
 
 @dataclass(frozen=True)
 class InputLine:
-    """A line of the input, without its line end and without the byte-order mark of the file."""
+    """A line of the input, without its line end and without the file's byte-order mark."""
 
     number: int  # from 1
     content: bytes | None  # None if it is longer than MAX_LINE_BYTES

@@ -31,7 +31,7 @@ EXAMPLE = "translate English to German: The method returns the value of the prop
 PROMPT = "text to decode (default: each line of standard input, or an example at a terminal)"
 COMPARE = "also decode without a draft and with only the draft model, and compare"
 VERIFY = "also decode without a draft, and compare; exit with status 1 if the tokens differ"
-# The end of a sentence and the next letter. The word before it is longer than abbreviations such as "Prof." are.
+# The end of a sentence and the next letter. The last word must be longer than abbreviations such as "Prof.".
 SENTENCE_END = re.compile(r"\w{5}[.!?]\W{0,2}\s\W{0,2}([^\W\d_])|[\u3002\uff01\uff1f]\s*(\w)")
 DOCUMENTS = (
     "note: a prompt has several sentences, and models for translation are trained on single ones; to decode each of "
@@ -42,7 +42,7 @@ SHOW_DRAFT = "show accepted, rejected and corrected tokens, in the text or in on
 
 @dataclass(frozen=True)
 class PromptFlags(RunFlags):
-    """How prompts are given, and what is shown in addition to the text."""
+    """How prompts are specified, and what is shown in addition to the text."""
 
     prompt: A[str | None, Text(may_be_empty=True), PROMPT] = None
     compare: A[bool, Bool(), COMPARE, BASIC] = False
@@ -88,7 +88,7 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
     say(config.describe(drafts_text=pair.drafts_text))
     config = config.with_memory(pair)
     model, tokenizer, options = pair.target.model, pair.target.tokenizer, config.options
-    build_decoder_prompt(model, tokenizer, options)  # raises before the weights are read, as does the next line
+    build_decoder_prompt(model, tokenizer, options)  # raises before the weights are read, like the next line
     tokens = encode_prompt(model, tokenizer, first, options.allow_long_prompt, options.src_lang, options.tgt_lang)
     runner = make_runner(flags, options)
     with config.session(pair) as session:
@@ -126,9 +126,9 @@ def require_suitable(options: GenerationOptions, views: Sequence[str]) -> None:
 
 
 def given_prompts(flags: PromptFlags) -> Iterator[str]:
-    """Yield the prompt, or each line of standard input, after the prefix. At a terminal, yield an example.
+    """Yield the prompt, or each line of standard input, after the prefix. At a terminal, yield an example instead.
 
-    A blank line of standard input gives a blank line of output.
+    For a blank line of standard input, a blank line is printed.
     """
     if flags.prompt is not None:
         if not flags.prompt.strip():
@@ -183,7 +183,7 @@ def decode_each(
 ) -> bool:
     """Decode each prompt. Returns False if `verify` is set and the tokens of a prompt differ from the baseline's.
 
-    Before the first translation of several sentences, a note names the command for documents.
+    Before the first prompt that asks for the translation of several sentences, a note suggests the `document` command.
 
     tokens: the source tokens of the first prompt.
     note: printed before the first prompt that is not in `demonstration_prompts`.
@@ -208,7 +208,7 @@ def decode_each(
 
 
 def verify_output(session: Session, prompt: str | Sequence[int], tokens: Sequence[int]) -> bool:
-    """Decode a prompt without a draft, and print and return whether the tokens are the same."""
+    """Decode a prompt without a draft. Print and return whether this yields the same tokens."""
     from .divergence import compare_output
 
     divergence = compare_output(session, prompt, tokens)
@@ -219,5 +219,5 @@ def verify_output(session: Session, prompt: str | Sequence[int], tokens: Sequenc
 
 @cache
 def demonstration_prompts() -> set[str]:
-    """Return the prompts of the repository's data, which the bundled target can answer."""
+    """Return the prompts in the repository's data folder, which the bundled target can answer."""
     return set().union(*(read_prompts(path) for path in PROMPTS.glob("*.txt")))

@@ -17,7 +17,7 @@ class DecodingMode:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Keyword arguments of the session's methods."""
+        """Keyword arguments for the session's methods."""
         if self == BASELINE:
             return {"drafter": self.drafter}
         return {"drafter": self.drafter, "num_draft_tokens": self.num_draft_tokens}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-OPTIONS: Mapping[str, str] = {  # flags -> fields, of which a command suggests its own
+OPTIONS: Mapping[str, str] = {  # flags -> fields; a command suggests only those that it supports
     "language lang languages": "src_lang tgt_lang language",
     "source src source_lang src_language input_language from from_lang from_code": "src_lang language",
     "target tgt target_lang target_language tgt_lang tgt_language to to_lang to_code": "tgt_lang task",
@@ -54,7 +54,7 @@ TEXTS: Mapping[str, str] = {  # flags -> what to do instead
 
 
 def hint(name: str, flag_of: Callable[[str], str | None]) -> str:
-    """Return what to use instead of a flag of another program, or "" if it is not known.
+    """Return what to use instead of another program's flag, or "" if the flag is unknown.
 
     flag_of: Returns the flag of a field, or None if the command has no such flag.
     """

@@ -26,7 +26,7 @@ Flags = TypeVar("Flags")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line with the flag and its value, and exits with status 2.
+    """A parser that reports an error in one line that names the flag and its value, and exits with status 2.
 
     basic: The fields that --help lists in addition to those marked `BASIC`; () lists all, as --help-all does.
     """
@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         if basic:
             self.add_argument("--help-all", action="help", help="show all options")
         self._given: Sequence[str] = ()
-        self.flags: dict[str, str] = {}  # by field, and by Python parameter if its name differs
+        self.flags: dict[str, str] = {}  # keyed by field, and by Python parameter if its name differs
         self.specs: list[tuple[argparse.Action, OptionSpec]] = []  # for the flags that `add_flags` added
 
     def format_help(self) -> str:
@@ -104,7 +104,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print an error and exit.
 
-        A mistyped flag takes precedence, because argparse would only report that the correct flag is missing.
+        If a flag is mistyped, that is reported instead, because argparse would only say that the correct flag is
+        missing.
         """
         flags = [each for each in takewhile(lambda each: each != "--", self._given) if each.startswith("--")]
         names = [name for name in (each.partition("=")[0] for each in flags) if " " not in name]
@@ -127,7 +128,7 @@ class File(Value):
 
 
 def flag(name: str, spec: OptionSpec | None = None) -> str:
-    """Return the flag of a field.
+    """Return the flag for a field.
 
     spec: Optional for decoding options, and for flags that are named after their field.
     """
@@ -146,8 +147,8 @@ def add_flags(
     """Add a group of flags for the fields of a dataclass, except those that are `PYTHON_ONLY`.
 
     Args:
-        without: Fields without a flag in this command.
-        lists: Fields whose flag takes several values in this command.
+        without: Fields for which this command has no flag.
+        lists: Fields for which this command's flag takes several values.
     """
     group = parser.add_argument_group(title)
     for name, spec in specs_of(cls).items():
@@ -163,7 +164,7 @@ def add_flags(
             settings["nargs"] = "+"
         elif spec.flag.bare is not None:
             hint = ""
-            if "--prompt" in parser._option_string_actions:  # argparse takes the next word as the value
+            if "--prompt" in parser._option_string_actions:  # argparse would take the prompt as the value
                 hint = "; put a prompt before this flag, or use --prompt"
             settings |= {"nargs": "?", "const": spec.flag.bare, "type": argument_type(value, hint)}
         own = flag(name, spec)
@@ -180,7 +181,7 @@ def flags_from(cls: type[Flags], args: argparse.Namespace) -> Flags:
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the decoding options that were given, by name."""
+    """Return the decoding options that were given, keyed by name."""
     options = {name: value for name, value in vars(args).items() if name in option_specs()}
     if "baseline" in args:
         if "drafter" in options:

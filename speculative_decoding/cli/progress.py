@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from .common import say
 
-LINE_SECONDS = 15.0  # between progress lines if standard error is not a terminal
+LINE_SECONDS = 15.0  # time between progress lines if standard error is not a terminal
 
-ShowProgress = Callable[[float, float | None, str], None]  # amount done, total or None, text
+ShowProgress = Callable[[float, float | None, str], None]  # amount done, total if known, text
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Models, options and draft settings of a run, read from flags and checked before the weights are loaded."""
+"""A run's models, options and draft settings, read from flags and checked before the weights are loaded."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ NGRAM_STORE = "file that stores prompts and outputs; later runs also copy drafts
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """The models of a run. `find` replaces names with folders."""
+    """The models of a run. `find` replaces their names with their folders."""
 
     model: A[str | Path, Text(), MODEL, BASIC, Flag(metavar="NAME")] = ""
     draft_model: A[str | Path | None, Text(), DRAFT_MODEL, BASIC, Flag(metavar="NAME", parameter="draft")] = None
@@ -91,7 +91,7 @@ class ModelFlags:
     dtype: A[str | None, Text(tuple(DTYPES)), DTYPE] = None
 
     def find(self) -> ModelFlags:
-        """Find the folders of the models; `SELF_DRAFT` has none. Raises an `InputError` that names the flag."""
+        """Find the models' folders; `SELF_DRAFT` has none. Raises an `InputError` that names the flag."""
         if not self.model and self.adapter is not None:
             raise InputError(
                 f"{self.adapter} needs the model that it was trained for", "adapter", Message("name it with {model}")
@@ -104,7 +104,7 @@ class ModelFlags:
 
 
 def find(name: str | Path, field: str) -> Path:
-    """Return the folder of a model. Raises `InputError` about the flag of `field`."""
+    """Return a model's folder. Raises an `InputError` that names the flag for `field`."""
     try:
         return locate(name)
     except InputError as error:
@@ -147,11 +147,11 @@ class DraftFlags:
 
     @cached_property
     def draft_texts(self) -> list[str]:
-        """The texts of `draft_text_file`, each read once, because it may be a pipe. Raises `InputError`."""
+        """The contents of each `draft_text_file`, read only once because it may be a pipe. Raises `InputError`."""
         return [read_text(path, Name("draft_text_file")) for path in self.draft_text_file]
 
     def add_draft_texts(self, options: GenerationOptions) -> GenerationOptions:
-        """Return the options with the texts of `draft_text_file` after their own draft texts. Raises `InputError`."""
+        """Return the options with the contents of each `draft_text_file` added as draft texts. Raises `InputError`."""
         try:
             return options.override({"draft_text": [*options.draft_text, *self.draft_texts]})
         except InputError as error:
@@ -159,7 +159,7 @@ class DraftFlags:
 
 
 def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, processes: Any = None) -> RunConfig:
-    """Build the configuration from flags. Raises `InputError` for missing models and flags without effect.
+    """Build the configuration from flags. Raises `InputError` for missing models and for flags that have no effect.
 
     may_sample: Whether to accept sampling options at temperature 0, because decoding may fall back to a higher one.
     processes: The group of processes that share the target.
@@ -184,7 +184,7 @@ def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, proce
 def make_run_config(
     models: ModelFlags, given: Mapping[str, Any], flags: DraftFlags, may_sample: bool = False
 ) -> RunConfig:
-    """Build the configuration from options by name. Raises `InputError` for options and flags without effect."""
+    """Build the configuration from a dict of options. Raises `InputError` for options and flags that have no effect."""
     config = RunConfig(models, GenerationOptions(**given), flags, frozenset(given))
     options = config.options
     # --num-draft 0 turns drafting off, so it is valid with any drafter
@@ -224,7 +224,7 @@ class RunConfig:
     """Configuration of a run.
 
     models: The models, by folder.
-    chosen: The options that the user chose. `drafter` is None for the default drafter.
+    chosen: The options that the user chose. `drafter` is None if the default drafter is used.
     given: The names of the decoding options that the user chose.
     shard: Splits the target among processes; see `open_model`.
     prompt_prefixes: The texts that prompts may begin with; see `Session`.
@@ -258,9 +258,10 @@ class RunConfig:
         }
 
     def output_settings(self, pair: ModelPair) -> dict[str, Any]:
-        """Return every setting that affects outputs, for a run that can be resumed. Models are named by their content.
+        """Return every setting that affects outputs, for a run that can be resumed.
 
-        The first run adds "exact", unless the options decide it, and "comparison" (`settle_exactness`).
+        The first run adds "comparison", and also "exact" unless the options determine it (see `settle_exactness`).
+        Models are identified by a hash of their contents.
         """
         options = self.settings() | asdict(self.flags)
         memory = self.memory
@@ -312,7 +313,7 @@ class RunConfig:
         return f"target {target}, {draft}"
 
     def demonstration_note(self, way_out: str = OTHER_MODELS) -> str | None:
-        """Return a note on the limits of the bundled target; None for other targets. way_out: how to choose others."""
+        """Return a note on the bundled target's limits; None for other targets. way_out: how to choose another."""
         target = Path(self.models.model)
         if target.resolve() != (BUNDLED / BUNDLED_PAIR[0]).resolve():
             return None
@@ -325,7 +326,7 @@ class RunConfig:
         """Open the models without weights.
 
         Args:
-            use_draft: Whether to open the draft; None opens it if the options run it.
+            use_draft: Whether to open the draft; None opens it if the options use it.
             quantize: Bits per weight of the target.
         """
         models = self.models
@@ -349,7 +350,7 @@ class RunConfig:
         `src_lang` and `tgt_lang` select the languages of a TMX file. If they add a prefix to each prompt, as for T5,
         the prefix is printed.
 
-        used: The language options that have another use, such as the rules for sentences of a document.
+        used: The language options that are also used for something else, such as a document's sentence rules.
 
         Raises:
             InputError: The file cannot be read, or a language has no effect.
@@ -357,7 +358,7 @@ class RunConfig:
         path, options, memory = self.flags.memory, self.chosen, self.memory
         if path is not None and memory is None:
             memory = open_memory(path, pair, src_lang=options.src_lang, tgt_lang=options.tgt_lang)
-            if not launched_rank():  # each rank reads it, and the first one reports it
+            if not launched_rank():  # each rank reads the memory, but only the first one prints the note
                 say(memory.describe())
         if memory is not None and memory.languages is not None:
             used = LANGUAGES
@@ -411,7 +412,7 @@ class RunConfig:
                 yield session
 
     def _draft_vocabulary(self, pair: ModelPair) -> DraftVocabulary:
-        """Return the tokens that the draft model may propose, from the two flags that are given together."""
+        """Return the tokens that the draft model may propose, read from the two flags, which must be given together."""
         size, path = self.flags.draft_vocab, self.flags.draft_vocab_text
         assert size is not None and path is not None
         lines = read_text(path, Name("draft_vocab_text")).split("\n")

@@ -32,7 +32,7 @@ SPACES = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")  #
 
 Watcher = Callable[[Event | None], None]  # shows an event; called with None after the last one
 IsStopped = Callable[[], bool] | None  # whether the user has stopped the output
-OPTIONS: dict[str, dict[str, Any]] = {  # by mode; the baseline uses the fastest passes, exact or not
+OPTIONS: dict[str, dict[str, Any]] = {  # keyed by mode; the baseline uses the fastest passes, exact or not
     SPECULATIVE: {},
     BASELINE: {"drafter": "none", "strict": False},
 }
@@ -79,7 +79,7 @@ class PromptRunner:
 
     Attributes:
         show_draft: None, "text" or "rounds".
-        in_one_line: Whether to print an answer in one line, with its line breaks replaced by spaces.
+        in_one_line: Whether to print an answer on one line, with its line breaks replaced by spaces.
         total: Statistics of the answers.
         num_prompts: The number of prompts so far.
         num_cut: The number of answers that ended at max_tokens.
@@ -140,7 +140,7 @@ class PromptRunner:
         return result
 
     def answer(self, session: Session, tokens: Sequence[int], is_stopped: IsStopped = None) -> GenerationResult | None:
-        """Decode source tokens and print the text to standard output. Returns the same as `run`."""
+        """Decode source tokens and print the text to standard output. Returns what `run` returns."""
         watchers: list[Watcher] = []
         if self.show_draft is not None:
             from .views import DraftView
@@ -179,7 +179,7 @@ class PromptRunner:
         return self.total
 
     def _printed(self, text: str) -> str:
-        """Return the text as it is printed. Prints a note the first time that line breaks are replaced."""
+        """Return the text as it should be printed. Prints a note the first time that line breaks are replaced."""
         if not self.in_one_line:
             return text
         line = text.translate(SPACES)
@@ -190,9 +190,9 @@ class PromptRunner:
 
 
 def watch(events: Iterator[Event], watchers: Sequence[Watcher] = (), is_stopped: IsStopped = None) -> GenerationResult:
-    """Run a generation to its end, or until `is_stopped` after a round, and pass each event to the watchers."""
+    """Pass each event of a generation to the watchers, until it finishes or `is_stopped()` is true after a round."""
     for event in events:
-        if not event.texts:  # beam search has an output only after its last round
+        if not event.texts:  # beam search yields an output only in its last round
             continue
         for watcher in watchers:
             watcher(event)
@@ -219,7 +219,7 @@ def have_same_destination() -> bool:
 
 
 def tokens_per_second(stats: GenerationStats) -> float:
-    """Return the speed of whole requests, including the encoder."""
+    """Return the tokens per second of whole requests, including the encoder."""
     return stats.generated_tokens / max(stats.encode_seconds + stats.decode_seconds, 1e-9)
 
 

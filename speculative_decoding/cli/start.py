@@ -1,4 +1,4 @@
-"""Starts a command in this process, or in several that `mlx.launch` started."""
+"""Starts a command in this process, or in several processes started by `mlx.launch`."""
 
 from __future__ import annotations
 

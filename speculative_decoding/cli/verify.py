@@ -27,7 +27,7 @@ from .run_config import MODEL_DRAFTERS, DraftFlags, ModelFlags, RunConfig, make_
 
 
 class Trial(NamedTuple):
-    """A combination to test. Its outputs are compared with the baseline's for the same seed."""
+    """A combination to test. Its outputs are compared with the baseline outputs for the same seed."""
 
     mode: DecodingMode
     slots: int
@@ -57,7 +57,7 @@ def verify_parser(program: str) -> Parser:
 
 
 def bundled_prompts() -> list[Path]:
-    """Return the bundled files of prompts. Raises `InputError` if they are not installed."""
+    """Return the bundled prompt files. Raises `InputError` if they are not installed."""
     if not (found := sorted(PROMPTS.glob("*.txt"))):
         raise InputError(
             "bundled files come only with the repository", "prompts", "name a file with one prompt per line"
@@ -90,7 +90,7 @@ def chosen_trials(chosen: argparse.Namespace) -> tuple[RunConfig, list[Trial]]:
     if modes == [BASELINE] and slot_counts == [1] and lengths != [0]:
         raise InputError("none leaves nothing to compare", "drafter", "choose another")
     for mode in modes:
-        make_run_config(paths, given | mode.keywords, flags)  # raises for options without effect
+        make_run_config(paths, given | mode.keywords, flags)  # raises for options that have no effect
     config = RunConfig(paths, flags.add_draft_texts(GenerationOptions(**given)), flags, given.keys())
     require_comparable(config.options)
     return config, [Trial(*each) for each in product(modes, slot_counts, seeds)]

@@ -41,7 +41,7 @@ def visible(text: str) -> str:
 
 
 class Mark(NamedTuple):
-    """Style of a part of the text: a color, or marks before and after it."""
+    """How a part of the text is shown: in a color, or with marks before and after it."""
 
     style: str
     before: str = ""
@@ -65,9 +65,9 @@ class DraftView:
         self._tokenizer = tokenizer
         self._rounds = rounds
         self._color = has_color(console)
-        self._open = UNMARKED  # the mark of the last text, which may need a closing mark
+        self._open = UNMARKED  # the style of the last text printed, which may still need its closing mark
         self._tokens: list[int] = []  # the tokens of the text printed so far
-        self._number = 0  # of the last round
+        self._number = 0  # number of the last round
 
     def legend(self) -> None:
         line = Text()
@@ -95,10 +95,10 @@ class DraftView:
         if self._rounds:
             self._end_round(round, line)
         else:
-            self._console.print(line, end="", soft_wrap=True)  # text may follow, so let the terminal wrap
+            self._console.print(line, end="", soft_wrap=True)  # text may follow, so let the terminal wrap the line
 
     def _add(self, line: Text, text: str, mark: Mark) -> None:
-        """Append text in the mark's color. Without color, print the characters of the mark where it changes."""
+        """Append text in the mark's color. Without color, print the mark's characters where the mark changes."""
         if not text:
             return
         if not self._color and mark != self._open:
@@ -128,8 +128,8 @@ class Trace:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._request: Request | None = None  # of the last event
-        self._counts = {"request": -1, "round": 0, "position": 0}  # of the next line
+        self._request: Request | None = None  # request of the last event
+        self._counts = {"request": -1, "round": 0, "position": 0}  # values for the next line
         with writing(Name("trace"), path):
             path.write_text("")
 
