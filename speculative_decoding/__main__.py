@@ -1,4 +1,4 @@
-"""`python -m speculative_decoding COMMAND ...`: the same as `speculative-decoding COMMAND ...`."""
+"""Makes `python -m speculative_decoding COMMAND ...` equivalent to `speculative-decoding COMMAND ...`."""
 
 import sys
 

@@ -17,7 +17,7 @@ def cache_folder(name: str) -> Path:
 
     Raises:
         OSError: The folder cannot be created, or is not private.
-        RuntimeError: The user has no home folder.
+        RuntimeError: The user's home folder cannot be determined.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not cache.is_absolute():  # the XDG specification says to ignore a relative path

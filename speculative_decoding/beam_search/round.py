@@ -1,6 +1,6 @@
-"""One round of beam search for all requests of a batch, used instead of `speculate`.
+"""One round of beam search for all requests in a batch, used instead of `speculate`.
 
-A request's tokens are committed when its search is finished, because any beam may still become the best one.
+A request's tokens are committed only when its search is finished, because until then any beam may become the best.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Beam search as in transformers 4.46 (`BeamSearchScorer` in generation/beam_search.py).
 
-The N most likely unfinished outputs are the beams. A finished output is removed from the beams, and kept if it is among
-the N best by log-probability / length ** length_penalty. This module is independent of models and text.
+The N most likely unfinished outputs are the beams. A finished output is removed from the beams, and kept if its score,
+log-probability / length ** length_penalty, is among the N best. This module is independent of models and text.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class BeamSearch:
             continuations: The `num_continuations` best continuations, best first.
 
         Returns:
-            For each new beam, the number of the beam that it extends.
+            For each new beam, the number of the previous beam that it extends.
         """
         followed = []
         for rank, each in enumerate(continuations):

@@ -16,7 +16,7 @@ QUANTIZED_PARTS = ("weight", "scales", "biases")
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Shape and stored dtype of a tensor, known without reading its data."""
+    """Shape and stored dtype of a tensor, available without reading its data."""
 
     shape: tuple[int, ...]
     dtype: mx.Dtype

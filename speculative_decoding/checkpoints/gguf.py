@@ -204,7 +204,7 @@ def read_tensor_info(cursor: Cursor, name: str) -> tuple[GgmlType, TensorInfo, i
 
 @cache
 def hugging_face_names(is_gated: bool) -> Mapping[str, str]:
-    """Map llama.cpp's names to Hugging Face's for a T5 model with one block, using the `gguf` package's table."""
+    """Map llama.cpp's tensor names to Hugging Face's for a T5 with one block, using the `gguf` package's table."""
     from gguf import MODEL_ARCH, get_tensor_name_map
 
     t5_tensor = re.compile(r"shared|lm_head|(encoder|decoder)\.(final_layer_norm|block\.0\..*)")
@@ -218,7 +218,7 @@ def hugging_face_names(is_gated: bool) -> Mapping[str, str]:
 
 
 def hugging_face_name(llama_cpp_name: str, is_gated: bool) -> str | None:
-    """Translate llama.cpp's name of a T5 tensor to Hugging Face's. Returns None for other names."""
+    """Translate llama.cpp's name for a T5 tensor to Hugging Face's. Returns None for other names."""
     if not llama_cpp_name.endswith(".weight"):
         return None
     stem = llama_cpp_name.removesuffix(".weight")

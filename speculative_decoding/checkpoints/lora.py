@@ -49,7 +49,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Source:
-    """A tensor of the base or the adapter, and the changes to it.
+    """A tensor from the base or the adapter, and the changes to it.
 
     length: for a bias with one value per token, the length to which its last axis is cut or zero-padded, else None.
     """

@@ -48,7 +48,7 @@ class MappedFile:
 
         Args:
             info: Shape and dtype of the array.
-            location: Bytes of the tensor, or of the storage that the tensor is a view of.
+            location: Bytes of the tensor, or of the storage of which it is a view.
             offset: First element within `location`.
             strides: Strides in elements. The default is C order.
         """
@@ -81,7 +81,7 @@ class MappedFile:
         return True
 
     def release(self, location: range) -> None:
-        """Free mapped pages, which would otherwise count as resident memory, up to the size of the file."""
+        """Free mapped pages. Otherwise, the whole file could end up in resident memory."""
         start = location.start - location.start % mmap.PAGESIZE
         if location:
             self.data.madvise(mmap.MADV_DONTNEED, start, location.stop - start)

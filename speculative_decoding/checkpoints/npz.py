@@ -1,7 +1,7 @@
 """Zip files with uncompressed entries, which can be memory-mapped: our own `.npz` (read and write) and torch's `.bin`.
 
 Python's zipfile parses the zip directory, but accepts a directory of any size, as well as entries that overlap, share a
-name, or have a path containing "..". `zip_entries` rejects all of these.
+name, or have an unsafe path. `zip_entries` rejects all of these.
 
 numpy has no bfloat16. Like MLX, this module writes bfloat16 as a two-byte void (`|V2`) and reads that back as bfloat16.
 """
@@ -25,7 +25,7 @@ from .mapped import MappedCheckpoint, MappedFile
 
 ZIP_START = b"PK\x03\x04"
 ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, name length, extra field length
-MAX_ZIP_DIRECTORY_BYTES = 4 << 20  # about 40,000 entries; T5-11B has about 500
+MAX_ZIP_DIRECTORY_BYTES = 4 << 20  # enough for about 40,000 entries; T5-11B has about 500
 CRC_CHUNK_BYTES = 8 << 20
 DTYPES = {
     "<f4": mx.float32, "<f2": mx.float16, "|V2": mx.bfloat16, "<f8": mx.float64, "<u4": mx.uint32,

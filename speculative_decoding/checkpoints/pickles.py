@@ -139,7 +139,7 @@ class PickleInterpreter:
             raise self.error(f"the argument of {name} is damaged, cut off or too long") from error
 
     def step(self, opcode: str, argument: Any) -> None:
-        """Execute one opcode of protocol 2."""
+        """Execute one pickle protocol 2 opcode."""
         match opcode:
             case "BINGET" | "LONG_BINGET":
                 if argument not in self.memo:
@@ -215,7 +215,8 @@ class PickleInterpreter:
         if not isinstance(target := self.top(), dict) or len(items) % 2:
             raise self.error("set items of a value that is not a dict, or a key without a value")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Only small integers are allowed. With large ones, a file could make all keys collide in the hash table.
+            # Only small integers are allowed. With large integers, a file could make all keys collide in the hash
+            # table.
             if type(key) is not str and not (type(key) is int and 0 <= key < MAX_INTEGER_KEY):
                 raise self.error(f"dict keys of type {type(key).__name__} are not allowed")
             target[key] = value
@@ -268,7 +269,7 @@ class PickleInterpreter:
         if len(shape) != len(strides) or any(size > MAX_DIMENSION for size in shape):
             raise self.error(f"a tensor with impossible shape {shape} or strides {strides}")
 
-        # torch may store any stride for a dimension of size 1, where it has no effect
+        # torch may store any stride for a dimension of size 1, where strides have no effect
         is_used = [size > 1 and 0 not in shape for size in shape]
         strides = tuple(stride if used else 0 for stride, used in zip(strides, is_used, strict=True))
         extent = 0 if 0 in shape else 1  # elements from the first to the last, inclusive

@@ -12,7 +12,7 @@ from .base import QUANTIZED_PARTS, Checkpoint, TensorInfo, part_name
 class QuantizedCheckpoint(Checkpoint):
     """Quantizes some tensors of another checkpoint with MLX's affine quantization; other tensors are unchanged.
 
-    `X.weight` holds packed integers; `X.scales` and `X.biases` hold one number per group.
+    `X.weight` contains packed integers; `X.scales` and `X.biases` contain one number per group.
 
     Args:
         names: Tensors to quantize.

@@ -70,7 +70,7 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
         say(f"{program}: error: {error.message(name)}")
         return 2
     except KeyboardInterrupt:
-        if not launched_rank():  # the other ranks also get Ctrl-C; one message is enough
+        if not launched_rank():  # the other ranks also receive Ctrl-C; one message is enough
             say(f"\n{program}: interrupted{when_interrupted}")
         return 130
     except BrokenPipeError:
@@ -166,7 +166,7 @@ def write_to_stdout(content: bytes) -> None:
 
 
 def drop_output() -> None:
-    """Discard unprinted output, which Python would otherwise try to print again at exit."""
+    """Discard buffered output, which Python would otherwise try to print again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -177,7 +177,7 @@ def say(text: str) -> None:
 
 def read_prompts(path: Path, what: str = "prompts") -> list[str]:
     """Read a file with one prompt per line, and skip blank lines. Raises `InputError`."""
-    return [line for line in read_text(path, what).split("\n") if line.strip()]  # not at other line breaks
+    return [line for line in read_text(path, what).split("\n") if line.strip()]  # other line breaks belong to the text
 
 
 def read_text(path: Path, what: str) -> str:

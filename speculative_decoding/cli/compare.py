@@ -34,7 +34,7 @@ IDENTICAL = "identical"
 
 
 def decoding_modes(session: Session) -> list[str]:
-    """Return the modes that this session supports. The first one produces the answer."""
+    """Return the modes that this session supports. The first mode produces the answer."""
     modes = [BASELINE] if answer_mode(session) == BASELINE else [SPECULATIVE, BASELINE]
     # A draft head cannot run without the target, and tokens of another vocabulary cannot be compared with the target's
     if isinstance(session.draft_model, EncoderDecoder) and not session.drafts_text:

@@ -109,7 +109,7 @@ def read_line() -> str:
 
 @contextmanager
 def any_encoding() -> Iterator[None]:
-    """Read standard input as UTF-8, or as UTF-16 if it has a byte-order mark, unless it is a terminal."""
+    """Unless standard input is a terminal, decode it as UTF-8, or as UTF-16 if it starts with a byte-order mark."""
     before = sys.stdin
     if isinstance(before, io.TextIOWrapper) and not before.isatty():
         sys.stdin = io.TextIOWrapper(as_utf8(before.buffer), "utf-8-sig", "surrogateescape")

@@ -91,7 +91,7 @@ class ConsoleState:
         return getattr(values, name)
 
     def set(self, name: str, value: Any) -> None:
-        """Set an option or flag. Raises `InputError` if it has no effect, or conflicts with the models or other ones."""
+        """Set an option or flag. Raises `InputError` if it has no effect, or conflicts with the models or others."""
         if name in option_specs():
             self.change({name: value})
         elif name == "baseline":

@@ -28,10 +28,10 @@ class Divergence:
 
     Args:
         position: The number of tokens before the divergence.
-        baseline: The baseline's token; None if its output has ended.
-        speculative: The token of speculative decoding; None if its output has ended.
-        logit_gap: The target's logit of the baseline token minus its logit of the other token, both after penalties,
-            constraints and noise. A gap near 0 is a near-tie, which a different order of additions may flip.
+        baseline: The baseline's token; None if the baseline's output has ended.
+        speculative: Speculative decoding's token; None if that output has ended.
+        logit_gap: The target's logit for the baseline token minus its logit for the other token, both after penalties,
+            constraints and noise. A gap near 0 is a near-tie, which summing in a different order may flip.
     """
 
     position: int

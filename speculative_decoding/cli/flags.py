@@ -42,7 +42,7 @@ def add_decoding_flags(
 
 
 def all_but(cls: type, *names: str) -> list[str]:
-    """Return the fields of a dataclass of flags except `names`, for `add_flags`."""
+    """Return the fields of a dataclass of flags except `names`, for use with `add_flags`."""
     return [each.name for each in fields(cls) if each.name not in names]
 
 
@@ -73,7 +73,7 @@ def check_files(given: Mapping[str, Any], read: Sequence[NamedFile] = (), writte
 
 
 def identity(path: str | Path) -> object:
-    """Return a value that is the same for all names of a file, links included, even if the file does not exist yet."""
+    """Return a value that is equal for all paths to a file, links included, even if the file does not exist yet."""
     with suppress(OSError):
         status = os.stat(path)
         return status.st_dev, status.st_ino

@@ -23,7 +23,7 @@ class InputLine:
     number: int  # from 1
     content: bytes | None  # None if it is longer than MAX_LINE_BYTES
     digest: bytes  # SHA-256
-    end: int  # position of the next line in the input, in bytes of UTF-8
+    end: int  # position of the next line in the input, in UTF-8 bytes
 
 
 def read_lines(file: BinaryIO) -> Iterator[InputLine]:

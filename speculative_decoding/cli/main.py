@@ -183,7 +183,7 @@ def decode_each(
 ) -> bool:
     """Decode each prompt. Returns False if `verify` is set and the tokens of a prompt differ from the baseline's.
 
-    Before the first prompt that asks for the translation of several sentences, a note suggests the `document` command.
+    Before the first prompt with several sentences to translate, a note suggests the `document` command.
 
     tokens: the source tokens of the first prompt.
     note: printed before the first prompt that is not in `demonstration_prompts`.

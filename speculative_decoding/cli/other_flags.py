@@ -1,4 +1,4 @@
-"""Flags of other programs, and their counterparts here. This module is imported only for an unknown flag.
+"""Flags of other programs, and their counterparts here. This module is imported only when a flag is unknown.
 
 The programs are openai-whisper, faster-whisper, CTranslate2, LibreTranslate, transformers and its example scripts,
 mlx-lm and llama.cpp. Flags are written without dashes and with underscores.
@@ -56,7 +56,7 @@ TEXTS: Mapping[str, str] = {  # flags -> what to do instead
 def hint(name: str, flag_of: Callable[[str], str | None]) -> str:
     """Return what to use instead of another program's flag, or "" if the flag is unknown.
 
-    flag_of: Returns the flag of a field, or None if the command has no such flag.
+    flag_of: Returns the flag for a field, or None if the command does not have it.
     """
     flags = [own for field in found(name, OPTIONS).split() if (own := flag_of(field)) is not None]
     return f"did you mean {' or '.join(flags)}?" if flags else found(name, TEXTS)

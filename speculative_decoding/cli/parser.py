@@ -1,8 +1,8 @@
 """Builds flags from dataclasses such as `GenerationOptions`, and reports errors in one line.
 
-A field `name: Annotated[type, Value, "help", *marks] = default` becomes the flag --name, unless a `Flag` says
-otherwise (sampling/values.py). The help text may be a `Message`. A flag that is not given sets no attribute in the
-parsed namespace.
+A field `name: Annotated[type, Value, "help", *marks] = default` becomes the flag --name, unless a `Flag` says otherwise
+(sampling/values.py). The help text may be a `Message`. If a flag is not given, the parsed namespace has no attribute
+for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..sampling.options import OPTIONS_BY_OTHER_NAME, is_address, option_specs, 
 from ..sampling.values import BASIC, PYTHON_ONLY, Bool, ListOf, OptionSpec, Value, specs_of
 from ..version import __version__
 
-WITHOUT_NAME = ("prompt",)  # fields that can also be given without their flag
+WITHOUT_NAME = ("prompt",)  # fields whose value can also be given without a flag
 
 Flags = TypeVar("Flags")
 
@@ -89,7 +89,7 @@ class Parser(argparse.ArgumentParser):
         return f"{one_line(given[:60])}: unknown option{way_out and '; '}{way_out}"
 
     def _flag_of(self, field: str) -> str | None:
-        """Return the flag of a field; None if this command has none."""
+        """Return the flag for a field, or None if this command has no such flag."""
         name = self.flags.get(field, flag(field))
         return name if name in self._option_string_actions else None
 
@@ -116,7 +116,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class File(Value):
-    """The path of a file, which need not exist."""
+    """The path of a file, which does not have to exist."""
 
     expected = "the path of a file (- is not supported)"
     metavar = "FILE"
@@ -130,7 +130,7 @@ class File(Value):
 def flag(name: str, spec: OptionSpec | None = None) -> str:
     """Return the flag for a field.
 
-    spec: Optional for decoding options, and for flags that are named after their field.
+    spec: The field's specification. Optional for decoding options, and for flags that are named after their field.
     """
     spec = spec or option_specs().get(name)
     return "--" + ((spec.flag.name if spec else "") or name.replace("_", "-"))

@@ -161,7 +161,8 @@ class DraftFlags:
 def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, processes: Any = None) -> RunConfig:
     """Build the configuration from flags. Raises `InputError` for missing models and for flags that have no effect.
 
-    may_sample: Whether to accept sampling options at temperature 0, because decoding may fall back to a higher one.
+    may_sample: Whether to accept sampling options at temperature 0, because decoding may fall back to a higher
+        temperature.
     processes: The group of processes that share the target.
     """
     given = given_options(args)
@@ -227,7 +228,7 @@ class RunConfig:
     chosen: The options that the user chose. `drafter` is None if the default drafter is used.
     given: The names of the decoding options that the user chose.
     shard: Splits the target among processes; see `open_model`.
-    prompt_prefixes: The texts that prompts may begin with; see `Session`.
+    prompt_prefixes: The prefixes with which prompts may begin; see `Session`.
     memory: The translation memory; see `with_memory`.
     """
 
@@ -345,7 +346,7 @@ class RunConfig:
         return pair
 
     def with_memory(self, pair: ModelPair, used: Collection[str] = ()) -> RunConfig:
-        """Return this configuration with its translation memory, which is read only once.
+        """Return this configuration with its translation memory loaded, which is read only once.
 
         `src_lang` and `tgt_lang` select the languages of a TMX file. If they add a prefix to each prompt, as for T5,
         the prefix is printed.
@@ -353,7 +354,7 @@ class RunConfig:
         used: The language options that are also used for something else, such as a document's sentence rules.
 
         Raises:
-            InputError: The file cannot be read, or a language has no effect.
+            InputError: The memory file cannot be read, or a language has no effect.
         """
         path, options, memory = self.flags.memory, self.chosen, self.memory
         if path is not None and memory is None:

@@ -1,4 +1,4 @@
-"""Decodes prompts one after another: prints each text as it is generated, and summarizes their statistics."""
+"""Decodes prompts one after another, prints each output as it is generated, and summarizes the statistics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPECULATIVE, BASELINE = "speculative", "baseline"  # modes of decoding
 INTERRUPTED = "interrupted"  # finish_reason of a generation that the user stopped
 SPACES = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")  # a space for each line break
 
-Watcher = Callable[[Event | None], None]  # shows an event; called with None after the last one
+Watcher = Callable[[Event | None], None]  # shows an event; called with None after the last event
 IsStopped = Callable[[], bool] | None  # whether the user has stopped the output
 OPTIONS: dict[str, dict[str, Any]] = {  # keyed by mode; the baseline uses the fastest passes, exact or not
     SPECULATIVE: {},
@@ -47,7 +47,7 @@ def note_exactness(session: Session, slots: int = 1) -> None:
 def settle_exactness(session: Session, slots: int, log: Log | None) -> None:
     """Decide whether passes are exact, unless an earlier run has made this decision.
 
-    log: The log of a resumable output. "exact" and the method of comparison are added to its settings.
+    log: The log of a resumable output. "exact" and the comparison method are added to the log's settings.
     """
     recorded = {} if log is None else log.settings
     options = session.options_with({})
@@ -75,7 +75,7 @@ def answer_mode(session: Session) -> str:
 
 
 class PromptRunner:
-    """Decodes prompts, shows their texts, and adds up statistics.
+    """Decodes prompts, shows their outputs, and adds up statistics.
 
     Attributes:
         show_draft: None, "text" or "rounds".
@@ -214,7 +214,7 @@ def have_same_destination() -> bool:
     """Return whether standard output and standard error are the same terminal, pipe or file."""
     try:
         return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
-    except OSError:  # a replaced stream may have no file descriptor
+    except OSError:  # a stream that replaces the original may have no file descriptor
         return False
 
 

@@ -77,7 +77,7 @@ def verify(chosen: argparse.Namespace) -> int:
 
 
 def chosen_trials(chosen: argparse.Namespace) -> tuple[RunConfig, list[Trial]]:
-    """Return the configuration of the session and all combinations. Raises `InputError` if one is invalid."""
+    """Return the session's configuration and all combinations. Raises `InputError` if one is invalid."""
     given = given_options(chosen)
     paths = flags_from(ModelFlags, chosen).find()
     flags = flags_from(DraftFlags, chosen)

@@ -1,4 +1,4 @@
-"""Makes MLX's CPU wheel for Linux fast enough for speculative decoding; README.md has the details.
+"""Makes MLX's CPU wheel for Linux fast enough for speculative decoding; see README.md for details.
 
 The rest of the package calls the two functions below, guarded by `sys.platform`, and models/backend.py uses the other
 modules. The package also works without this folder. Because it is imported first, it imports only errors.py, version.py
@@ -11,7 +11,7 @@ from . import blas
 
 
 def prepare() -> None:
-    """Load a fast BLAS and give MLX a private folder for compiled kernels. Call before anything imports MLX."""
+    """Load a fast BLAS and set a private folder for MLX's compiled kernels. Call before anything imports MLX."""
     blas.load_fast_blas()
 
     from . import kernels  # imports MLX

@@ -69,7 +69,7 @@ def bundles_reference_blas() -> bool:
 
 
 def load_best() -> None:
-    """Load the fastest library available; README.md has the measurements."""
+    """Load the fastest library available; see README.md for measurements."""
     with suppress(OSError):  # the extension is missing if the package was installed without a compiler
         return load_extension()
     mkl = sorted(map(str, Path(sys.prefix, "lib").glob("libmkl_rt.so*")))  # pip install mkl

@@ -1,9 +1,9 @@
 """Whisper's encoder for CPUs, in NumPy, and the projections of its output to the decoder's cross keys and values.
 
 MLX's CPU backend computes everything but matmuls with one thread, and on x86-64 without vector instructions for
-exponentials. The softmax and the GELU of a window of 30 seconds would take longer than its matmuls. In this module,
-each thread computes some of the positions or heads, including their matmuls. docs/decisions/exponentials.md has the
-measurements.
+exponentials. For a 30-second window, the softmax and the GELU would take longer than the matmuls. In this module,
+each thread computes some of the positions or heads, including their matmuls. For measurements, see
+docs/decisions/exponentials.md.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .exponentials import ERFC, ERFC_SCALE
 
 Array = NDArray[np.float32]
 
-QUERIES = 512  # queries of a head that are computed together
-GELU_ROWS = 128  # rows that are computed together, so that the temporary arrays stay in a cache
+QUERIES = 512  # number of queries of a head to compute together
+GELU_ROWS = 128  # number of rows to compute together, so that the temporary arrays stay in a cache
 ONE_AT_A_TIME = Lock()  # the number of BLAS threads is set for the whole process
-MAX_SCORE = 60.0  # exp of a score beyond +-MAX_SCORE could leave the range of float32
+MAX_SCORE = 60.0  # exp of a score beyond +-MAX_SCORE could overflow or underflow float32
 
 
 def encode_window(whisper: nn.Module, frames: mx.array) -> mx.array:
-    """`Whisper.encode_window`: frames of a window (T, mel bands) -> encoder output (1, S, d_model)."""
+    """Replaces `Whisper.encode_window`: frames of a window (T, mel bands) -> encoder output (1, S, d_model)."""
     if whisper.config.activation_function != "gelu":  # all published Whisper models use GELU
         return whisper.encode(frames[None])
     stack = whisper.encoder
@@ -47,7 +47,7 @@ def encode_window(whisper: nn.Module, frames: mx.array) -> mx.array:
 
 
 def inference_projections(whisper: nn.Module, encoder_output: mx.array) -> list[tuple[mx.array, mx.array]]:
-    """`Whisper.inference_projections`. Computes windows one by one, so that the bits do not depend on the batch."""
+    """Replaces `Whisper.inference_projections`. Computes windows one by one, so results do not depend on the batch."""
     windows = to_numpy(encoder_output)
     projections = []
     with ONE_AT_A_TIME, Threads() as threads:
@@ -63,7 +63,7 @@ def inference_projections(whisper: nn.Module, encoder_output: mx.array) -> list[
 
 
 def project_window(attention: nn.Module, x: Array, keys_values: Array, threads: Threads) -> None:
-    """Write the keys and values (2, H, S, D) of encoder output (S, d_model)."""
+    """Project encoder output x (S, d_model) to cross keys and values, and write them to `keys_values` (2, H, S, D)."""
     project = linear(attention.kv)
     by_position = keys_values.transpose(2, 0, 1, 3)
 
@@ -74,7 +74,7 @@ def project_window(attention: nn.Module, x: Array, keys_values: Array, threads: 
 
 
 class Threads:
-    """As many threads as NumPy would use for a matmul. In a `with` block, NumPy's matmuls use one thread each."""
+    """As many threads as NumPy would use for a matmul. In a `with` block, each of NumPy's matmuls uses one thread."""
 
     def __init__(self) -> None:
         libraries = blas().info()
@@ -90,12 +90,12 @@ class Threads:
         self._limit.restore_original_limits()
 
     def run(self, function: Callable[[Any], None], items: Iterable[Any]) -> None:
-        """Call a function with each item."""
+        """Call a function for each item."""
         for _ in self._pool.map(function, items):
             pass
 
     def run_rows(self, function: Callable[[slice], None], rows: int) -> None:
-        """Call a function with a share of the rows in each thread."""
+        """Call a function in each thread, with that thread's share of the rows."""
         self.run(function, slices(rows, self.count))
 
 
@@ -123,7 +123,7 @@ def convolve(convolution: nn.Module, x: Array, threads: Threads) -> Array:
 
 
 def add_layer(layer: nn.Module, x: Array, threads: Threads) -> None:
-    """Add the residuals of a layer to x (S, d_model)."""
+    """Add a layer's residuals to x (S, d_model)."""
     length, width = x.shape
     projected, attended = np.empty((length, 3 * width), np.float32), np.empty_like(x)
     queries, keys, values = np.split(projected, 3, axis=1)

@@ -1,8 +1,8 @@
 """Softmax and GELU for CPUs on which MLX computes exponentials one by one.
 
-MLX has vector instructions for ARM only. On x86-64, its `exp` takes 12 ns per element, and its `erf` takes 26 ns. The
+MLX uses vector instructions only on ARM. On x86-64, its `exp` takes 12 ns per element, and its `erf` takes 26 ns. The
 functions below consist of additions, multiplications and shifts. Compilers vectorize loops of these, so an
-exponential takes 1.5 ns. docs/decisions/exponentials.md has the measurements.
+exponential takes 1.5 ns. For measurements, see docs/decisions/exponentials.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 
 import mlx.core as mx
 
-PIECE = 1 << 15  # elements of an array that are computed together, so that they stay in a cache
+PIECE = 1 << 15  # number of elements to compute together, so that they stay in a cache
 
 LOG2_E = 1.4426950408889634
 EXP2 = (  # 2**f for -1 < f <= 0: a Chebyshev interpolation with a relative error of 3e-9

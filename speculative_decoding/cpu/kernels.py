@@ -1,6 +1,6 @@
-"""Gives MLX a private folder for the CPU kernels that it compiles.
+"""Provides MLX with a private folder for the CPU kernels that it compiles.
 
-MLX fuses operations into kernels. `g++` compiles each one on first use, and MLX loads any library that is already in
+MLX fuses operations into kernels. `g++` compiles each kernel on first use, and MLX loads any library that is already in
 `$TMPDIR/mlx`. All users of a Linux machine share that folder, so such a library could be another user's code. This
 module redirects MLX to a folder that only the current user can write, or disables fused kernels.
 """
@@ -36,14 +36,14 @@ def use_private_folder() -> None:
     try:
         folder = cache_folder("kernels")
         remove_unsafe_kernels(folder)
-    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user's home folder is unknown
         problems.append(f"{UNFUSED}: {error}, or {WAY_OUT}")
         mx.disable_compile()
         return
     _folder = folder
     # MLX reads the C environment for each kernel, so this must stay set. `putenv` leaves `os.environ` and `tempfile`
     # unchanged, but subprocesses started without an explicit environment inherit the value. Usually none of the
-    # variables is set. In that case, set the last one, which hardly any other program reads.
+    # variables is set. In that case, the last one is set, because hardly any other program reads it.
     os.putenv(next((name for name in TEMPORARY_FOLDERS if name in os.environ), TEMPORARY_FOLDERS[-1]), str(folder))
 
 
@@ -57,7 +57,7 @@ def remove_unsafe_kernels(folder: Path) -> None:
 
 
 def is_complete(library: Path) -> bool:
-    """Return whether a 64-bit ELF library is as long as its header says; its section table comes last."""
+    """Return whether a 64-bit ELF library extends to the end of its section table, which is the file's last part."""
     with library.open("rb") as file:
         header = file.read(64)
     if len(header) < 64 or not header.startswith(b"\x7fELF"):
@@ -84,7 +84,7 @@ def disable_fusion_without_compiler() -> None:
 
 
 def compiler_problem(folder: Path) -> str | None:
-    """Return why MLX cannot use g++, or None. MLX ignores a missing compiler, and waits forever for one that hangs."""
+    """Return the reason why MLX cannot use g++, or None. MLX ignores a missing g++, and waits forever if it hangs."""
     if shutil.which("g++") is None:
         return "no compiler is installed; install g++"
     if any(folder.glob("mlx/*/cpu/lib*.so")):  # g++ has compiled a kernel before

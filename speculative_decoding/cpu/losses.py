@@ -1,6 +1,6 @@
 """The training loss in NumPy, whose exponentials and sums take half as long as MLX's on a CPU.
 
-A training step for the bundled target takes 0.90 s this way and 1.83 s in MLX, on one x86-64 core.
+On one x86-64 core, a training step for the bundled target takes 0.90 s with this module and 1.83 s with MLX's loss.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def training_loss(
     soft_cap: float | None = None,
     trains_output_matrix: bool = True,
 ) -> mx.array:
-    """The replacement for `training_loss` of training/loss.py."""
+    """The replacement for `training_loss` in training/loss.py."""
     mx.eval(states, output_matrix)
     numpy_states = np.array(states)
     numpy_matrix = np.array(output_matrix)
@@ -36,7 +36,7 @@ def training_loss(
     value, gradient = distance(logits, labels, total_variation=total_variation)
     if bounded is not None:
         gradient *= 1 - bounded * bounded
-    # A linear function that has this gradient, shifted so that it has this value.
+    # A linear function with this gradient, shifted so that its value equals the loss.
     linear = (states * mx.array(gradient @ numpy_matrix.T)).sum()
     if trains_output_matrix:
         linear = linear + (output_matrix * mx.array(numpy_states.T @ gradient)).sum()
@@ -74,6 +74,6 @@ def distance(logits: Array, labels: Labels, *, total_variation: bool) -> tuple[f
 
 
 def exp_sums(x: mx.array) -> mx.array:
-    """The replacement for `exp_sums` of training/teacher.py."""
+    """The replacement for `exp_sums` in training/teacher.py."""
     exponentials = np.array(x)
     return mx.array(np.exp(exponentials, out=exponentials).sum(axis=-1, keepdims=True))

@@ -1,4 +1,4 @@
-"""The replacements for CPUs. Each has the name of the function with `@replaced_on_cpu` that it replaces."""
+"""The replacements for CPUs. Each has the same name as the `@replaced_on_cpu` function that it replaces."""
 
 from .encoder import encode_window, inference_projections
 from .exponentials import gelu

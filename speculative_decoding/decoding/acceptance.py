@@ -4,7 +4,7 @@ A rule computes two vectors, without random numbers. For t = 0..K, `stop[t]` is 
 tokens are accepted, and the next token is drawn from max(weights[t] * p_t - q_t, 0), normalized (q_K is 0).
 `sample_acceptance` draws from them for all rules, so every rule can be verified by enumerating a small vocabulary.
 
-In formulas p is the target's distribution and q the draft's. Shapes: B rows, K draft tokens, V ids.
+In formulas, p is the target's distribution and q is the draft's. Shapes: B rows, K draft tokens, V ids.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class AcceptanceResult(NamedTuple):
     Args:
         accepted: (B,), the number of accepted draft tokens.
         next_token: (B,), the token that follows them.
-        total_variation: (B, K), for each draft token the total variation between the distribution that decided it and
-            the target's, given the tokens before it; None for a lossless rule.
+        total_variation: (B, K), for each draft token the total variation distance between the target's distribution and
+            the one that the rule applied in its place, given the tokens before it; None for a lossless rule.
         processed_logits: (B, K + 1, V), the logits after penalties and constraints; None if the rule did not compute
             them.
     """
@@ -56,7 +56,7 @@ class AcceptanceRule(ABC):
         return None
 
     def decide(self, draft: Draft, logits: mx.array, requests: Sequence[RequestView]) -> AcceptanceResult:
-        """Decide from raw logits (B, K + 1, V): after each row's committed tokens, and after each draft token."""
+        """Decide from the raw logits (B, K + 1, V) after each row's committed tokens and after each draft token."""
         options = [request.options for request in requests]
         probs = mx.exp(logprobs(logits, options, token_history(requests, draft.tokens)))
         starts = [(request.options.seed, len(request.decoder_tokens)) for request in requests]
@@ -76,7 +76,7 @@ class Rejection(AcceptanceRule):
     delta 0 is exact, delta 1 accepts everything.
     """
 
-    delta: float | mx.array = 0.0  # or (B, 1), one for each row
+    delta: float | mx.array = 0.0  # or (B, 1), with a value for each row
 
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
         p, q = drafted_probs(draft, target_probs)
@@ -98,7 +98,7 @@ class Rejection(AcceptanceRule):
 class Block(AcceptanceRule):
     """Sun et al. 2025 (2403.10444), algorithm 2: verify the draft as a block.
 
-    On average it never accepts fewer tokens than `Rejection` with delta 0.
+    On average, it never accepts fewer tokens than `Rejection` with delta 0.
 
     With P_i = min(1, P_{i-1} p_i(x_i)/q_i(x_i)), P_0 = 1, and S_i = sum_x max(P_i p_{i+1}(x) - q_{i+1}(x), 0), the
     prefix of length i passes with probability h_i = S_i / (S_i + 1 - P_i). The whole draft passes with probability P_K.
@@ -135,13 +135,13 @@ class Block(AcceptanceRule):
 class Greedy(AcceptanceRule):
     """Temperature 0: accept x if p(x) >= (1 - delta) * max p (the lenience of Leviathan et al., appendix A.5).
 
-    It is deterministic. With delta 0 it accepts only the arg-max, which gives the output of greedy decoding.
+    The rule is deterministic. With delta 0, it accepts only the arg-max, so the output is that of greedy decoding.
     """
 
-    delta: float | mx.array = 0.0  # or (B, 1), one for each row
+    delta: float | mx.array = 0.0  # or (B, 1), with a value for each row
 
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
-        """target_probs: at temperature 1; the next token is their arg-max."""
+        """target_probs: probabilities at temperature 1, whose arg-max is the next token."""
         p, _ = drafted_probs(draft, target_probs)
         best = target_probs[:, : draft.num_tokens].max(axis=-1)
         stop = stop_from((p >= (1 - self.delta) * best).astype(mx.float32), draft)
@@ -152,7 +152,7 @@ class Greedy(AcceptanceRule):
         return processed_logits(logits, options, history)
 
     def decide(self, draft: Draft, logits: mx.array, requests: Sequence[RequestView]) -> AcceptanceResult:
-        """Decide as `__call__` does, but without a softmax over V, because p / max p = exp(logit - max logit).
+        """Make the same decision as `__call__` without a softmax over V, because p / max p = exp(logit - max logit).
 
         The total variation is 1 for an accepted token that is not the arg-max, else 0.
         """
@@ -174,7 +174,7 @@ class Greedy(AcceptanceRule):
 class Coupled(Greedy):
     """Daliri et al. 2024 (2408.07978): the token at a position is the arg-max of log p + noise.
 
-    The noise depends on (seed, position) only. The draft uses the same noise, so it often chooses the same token, but
+    The noise depends only on (seed, position). The draft uses the same noise, so it often chooses the same token, but
     the output does not depend on the draft. Given the noise, this is greedy decoding of perturbed log-probabilities.
     """
 
@@ -198,7 +198,7 @@ def rule_class(options: GenerationOptions) -> type[AcceptanceRule]:
 
 
 def rule_for_rows(options: Sequence[GenerationOptions]) -> AcceptanceRule:
-    """Build one rule for rows that have the same `rule_class`. Each row keeps its own delta."""
+    """Build one rule for rows with the same `rule_class`. Each row keeps its own delta."""
     rule = rule_class(options[0])
     deltas = [own.delta for own in options]
     if rule not in (Greedy, Rejection):
@@ -215,7 +215,7 @@ def drafted_probs(draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.ar
 
 
 def longest_prefix(draft: Draft, keep: mx.array, best: mx.array) -> tuple[mx.array, mx.array]:
-    """Accept draft tokens before the first false keep (B, K); the next token is best (B, K + 1) at that position."""
+    """Accept the draft tokens before the first False in `keep` (B, K). The next token is `best` (B, K + 1) there."""
     if not draft.num_tokens:
         return mx.zeros(best.shape[0], mx.int32), best[:, 0]
     accepted = mx.cumprod(within(keep.astype(mx.int32), draft), axis=1).sum(axis=1)
@@ -223,7 +223,7 @@ def longest_prefix(draft: Draft, keep: mx.array, best: mx.array) -> tuple[mx.arr
 
 
 def within(values: mx.array, draft: Draft) -> mx.array:
-    """The values (B, K), with 0 after the end of each row's draft."""
+    """Return the values (B, K), with 0 after the end of each row's draft."""
     if draft.length_array is None:
         return values
     return values * (mx.arange(values.shape[1])[None] < draft.length_array[:, None]).astype(values.dtype)
@@ -240,8 +240,8 @@ def stop_from(accept: mx.array, draft: Draft) -> mx.array:
 def residual(draft: Draft, target_probs: mx.array, weights: mx.array, accepted: mx.array) -> mx.array:
     """(B, V), not normalized: the distribution of the token after `accepted` draft tokens.
 
-    After the end of a row's draft there is no q, and the residual is p. It is also p if the residual
-    rounds to zero, which happens if p and q are almost equal.
+    After the end of a row's draft, there is no q, so p itself is used. It is also used if the residual rounds to zero,
+    which happens if p and q are almost equal.
     """
     at = accepted[:, None, None]
     p = mx.take_along_axis(target_probs, at, axis=1)[:, 0]

@@ -1,7 +1,7 @@
-"""Writes outputs with a text model of another vocabulary than the target's; see `drafters.writing`.
+"""Writes outputs with a text model whose vocabulary differs from the target's; see `drafters.writing`.
 
-The draft model reads the text of the target's source with its own tokenizer. The text that it writes is encoded again
-as an output of the target.
+The target's source text is encoded with the draft model's tokenizer. The text that the draft model writes is encoded
+again with the target's tokenizer.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .prompt import (
 )
 from .request import Request
 
-MAX_WORD = 24  # characters of an incomplete word; longer ones belong to a script without spaces
-HELD_BACK = 8  # characters held back of such a script
-REHEARSED = 128  # tokens of an output that calibration times
+MAX_WORD = 24  # maximum characters in an incomplete word; longer "words" must be in a script without spaces
+HELD_BACK = 8  # characters held back in such a script
+REHEARSED = 128  # number of tokens that calibration times
 
 
 class DraftEngine(Protocol):
-    """The part of an `Engine` that writes a draft model's outputs."""
+    """The methods of `Engine` that are needed to write a draft model's outputs."""
 
     def submit(
         self,
@@ -61,7 +61,7 @@ class TextModel(NamedTuple):
 
 
 class PromptReader:
-    """Turns prompts of the target into prompts of the draft model.
+    """Converts the target's prompts to prompts for the draft model.
 
     Args:
         target: The target.
@@ -99,7 +99,7 @@ class PromptReader:
                     )
         target = self._target.tokenizer
         if options.tgt_lang is not None or not (target.languages or language_tags(target.vocabulary)):
-            self.languages(options, None)  # requests cannot name another language, or need not
+            self.languages(options, None)  # requests cannot name another language, or do not have to
 
     def languages(self, options: GenerationOptions, tag: str | None) -> tuple[str | None, str | None]:
         """Return the draft model's languages (source, target). Raises `InputError` if one is missing or unknown.
@@ -159,8 +159,8 @@ class TextWriter:
     Args:
         target: The target.
         draft: The draft model, with its own tokenizer.
-        reader: Turns prompts of the target into prompts of the draft model.
-        engine: An engine of the draft model, which nothing else uses.
+        reader: Converts the target's prompts to prompts for the draft model.
+        engine: An engine for the draft model that is used by nothing else.
     """
 
     def __init__(self, target: TextModel, draft: TextModel, reader: PromptReader, engine: DraftEngine) -> None:
@@ -181,10 +181,10 @@ class TextWriter:
         return WrittenText(self, draft, request, before)
 
     def _options(self, before: str, max_tokens: int, source: str | None, target: str | None) -> GenerationOptions:
-        """The options of an output after the text `before`. max_tokens: of the target's output."""
+        """The options for continuing the text `before`. max_tokens: the limit for the target's output."""
         model, tokenizer = self._draft
         prefix = output_ids(model, tokenizer, before, "draft_model")
-        most = 4 * max_tokens + 64  # another tokenizer may split words into more tokens; the end is not written
+        most = 4 * max_tokens + 64  # another tokenizer may split words into more tokens
         if model.max_positions is not None:
             most = min(most, model.max_positions - len(prefix) - 1)
             if most < 1:
@@ -219,7 +219,7 @@ class TextWriter:
 
 
 class WrittenRequest:
-    """An output of a draft model, decoded by an engine: the part of `Written` that text and speech share."""
+    """A draft model's output, decoded by an engine: the part of `Written` shared by text and speech."""
 
     def __init__(self, engine: DraftEngine, draft: Request) -> None:
         self._engine = engine
@@ -238,7 +238,7 @@ class WrittenRequest:
 
 
 class WrittenText(WrittenRequest):
-    """An output of the draft model for a request of the target. All committed tokens are part of its text.
+    """The draft model's output for a request to the target. Its text includes that of all committed tokens.
 
     Args:
         writer: The writer that started it.
@@ -272,7 +272,7 @@ class WrittenText(WrittenRequest):
         text = self._before + self._draft.text
         try:
             ids = encode_output(model, tokenizer, text if is_finished else settled(text), "draft_model")
-        except InputError:  # the target has no ids for some of it
+        except InputError:  # the target's tokenizer cannot encode all of it
             return []
         ids = ids if is_finished else ids[:-1]
         first = first_token(model, tokenizer, self._language)

@@ -22,10 +22,10 @@ from .text_streamer import TextStreamer
 if TYPE_CHECKING:
     from ..drafters.draft_text import DraftText
 
-EncodeDraft = Callable[[str, int | None], "DraftText"]  # a text and the output's required first token, if there is one
+EncodeDraft = Callable[[str, int | None], "DraftText"]  # a text, and the output's required first token or None
 
 TASK = re.compile(r"[^\W\d_][\w -]{0,60}: ")  # any task before a prompt, such as "stsb sentence1: "
-TOKEN_CHARACTERS = 64  # the tokens of a prompt average fewer characters than this
+TOKEN_CHARACTERS = 64  # the average number of characters per token of a prompt is lower than this
 
 
 def make_request(
@@ -41,7 +41,7 @@ def make_request(
 
     Args:
         start: How the output begins and ends, and the options of the request; None derives them from `options`.
-        encode_draft: Returns the `DraftText` of a text (default: `draft_text_of`).
+        encode_draft: Returns the `DraftText` for a string (default: `draft_text_of`).
     """
     if start is None:
         start = build_decoder_prompt(model, tokenizer, options)
@@ -74,11 +74,11 @@ class DecoderPrompt(NamedTuple):
     Args:
         options: The options, with the model's defaults filled in.
         tokens: The start token and a forced prefix.
-        eos_token_ids: The end tokens of the model and of the options.
+        eos_token_ids: The end tokens of the model and those in the options.
         constraints: Constraints on the tokens that follow.
         observer: See `Request`.
         search: See `Request`.
-        first: The required first token after the start token, if there is one and no forced prefix.
+        first: The required first token after the start token; None if there is none, or if there is a forced prefix.
         draft_texts: Texts that the output may resemble.
     """
 
@@ -103,19 +103,19 @@ def draft_text_of(
     """Encode a text that an output may resemble. Raises `InputError`.
 
     Args:
-        first: The output's required first token, if there is one.
+        first: The output's required first token, or None.
         kind, group: See `DraftText`.
     """
     from ..drafters.draft_text import DraftText
 
     ids = encode_output(model, tokenizer, text, "draft_text") if text else []
-    if first is not None and ids[:1] != [first]:  # BART's tokenizer writes the required first token itself
+    if first is not None and ids[:1] != [first]:  # BART's tokenizer adds the required first token itself
         ids = [first, *ids]
     return DraftText(ids, model.pieces or {}, kind, group)
 
 
 def build_decoder_prompt(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> DecoderPrompt:
-    """Return how an output with these options begins and ends. Raises an `InputError` that names the option."""
+    """Return the start, end tokens and constraints of an output. Raises an `InputError` that names the option."""
     config = model.config
     defaults = model.generation_config
     check_token_ids(options.eos_token_ids, config.vocab_size)
@@ -151,14 +151,14 @@ def first_token(model: EncoderDecoder, tokenizer: Tokenizer, tgt_lang: str | Non
 
 
 def has_language_prefixes(model: EncoderDecoder, tokenizer: Tokenizer) -> bool:
-    """Return whether a prefix of the prompt tells the model its languages, instead of language tokens."""
+    """Return whether the model's languages are selected by a prefix of the prompt instead of language tokens."""
     return not tokenizer.languages and any(name.startswith("translation_") for name in model.task_prefixes)
 
 
 def language_prefix(model: EncoderDecoder, tokenizer: Tokenizer, src_lang: str | None, tgt_lang: str | None) -> str:
-    """Return the prefix that tells a model such as T5 these languages; "" without languages, and for other models.
+    """Return the prefix that selects these languages in a model such as T5; "" for no languages, and for other models.
 
-    Raises an `InputError` that names the option for languages without a prefix.
+    Raises an `InputError` that names the option if the model has no prefix for these languages.
     """
     if (src_lang is None and tgt_lang is None) or not has_language_prefixes(model, tokenizer):
         return ""
@@ -180,7 +180,7 @@ def note_prefixes(prefixes: tuple[str, ...]) -> None:
 
 
 def check_languages(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions, prefix: str = "") -> str:
-    """Return the `language_prefix` for the options. Raises an `InputError` for languages without effect.
+    """Return the `language_prefix` for the options. Raises an `InputError` for languages that have no effect.
 
     prefix: the text that the user puts before every prompt.
     """
@@ -199,7 +199,7 @@ def check_languages(model: EncoderDecoder, tokenizer: Tokenizer, options: Genera
 
 
 def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
-    """The id of a language. Raises an `InputError` that names the option `name` and lists the languages."""
+    """The id of a language's token. Raises an `InputError` that names the option `name` and lists the languages."""
     languages = tokenizer.languages
     if language in languages:
         return languages[language]
@@ -243,18 +243,18 @@ def encode_prompt(
     src_lang: str | None = None,
     tgt_lang: str | None = None,
 ) -> TextTokens:
-    """Text -> source tokens, which keep the text. Tokens are returned unchanged, and checked unless they have been.
+    """Text -> source tokens, which keep the text. Tokens are checked, unless they already have been, and returned.
 
     Args:
         model: The model, which determines the limits.
         tokenizer: The model's tokenizer.
         prompt: The text, or its source tokens.
-        allow_long: Accept more tokens than the model was trained on.
+        allow_long: Whether to accept more tokens than the model was trained on.
         src_lang: The language of the text (default: the tokenizer's).
-        tgt_lang: The language of the output, which matters only for models with a `language_prefix`.
+        tgt_lang: The language of the output, which is used only for models with a `language_prefix`.
 
     Raises:
-        InputError: The prompt is empty or too long, or the model does not read text or know the languages.
+        InputError: The prompt is empty or too long, or the model does not read text or does not support the languages.
     """
     if isinstance(prompt, TextTokens) and prompt.model is model:
         return prompt
@@ -304,7 +304,7 @@ def encode_prompt(
 
 
 def fits(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, options: GenerationOptions) -> bool:
-    """Whether a prompt is short enough. Other reasons to refuse it do not count."""
+    """Whether a prompt is short enough. Other errors in it are ignored."""
     try:
         encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang, options.tgt_lang)
     except TooLong:
@@ -315,12 +315,12 @@ def fits(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, options: Gene
 
 
 def usual_max_tokens(source_tokens: int) -> int:
-    """Return a limit for the output of a sentence that only loops reach: translations are rarely twice as long."""
+    """Return a sentence's output limit. Only loops reach it, because translations are rarely twice as long."""
     return 32 + 3 * source_tokens
 
 
 def prompt_text(request: RequestView, tokenizer: Tokenizer) -> str:
-    """Return the text of a request's prompt; if it was given as token ids, their text."""
+    """Return the text of a request's prompt, decoded if the prompt was given as token ids."""
     text: str | None = getattr(request.source, "text", None)
     return tokenizer.decode(request.source_tokens) if text is None else text
 
@@ -345,7 +345,7 @@ def too_long(size: str, why: str, limit: int) -> TooLong:
 
 
 def require_positions(model: EncoderDecoder, name: str, tokens: int, prefix_length: int = 0) -> None:
-    """Raise `InputError` if an output of `tokens` tokens after a prefix exceeds the model's positions."""
+    """Raise `InputError` if a prefix and an output of `tokens` tokens exceed the model's positions."""
     if model.max_positions is not None and prefix_length + tokens > model.max_positions:
         behind = f" after a prefix of {prefix_length} tokens" if prefix_length else ""
         raise InputError(
@@ -388,7 +388,7 @@ def require_characters(text: str, name: str) -> None:
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, name: str = "eos_token_ids", what: str = "") -> None:
-    """Raise `InputError` about the option `name`, or the part `what` of it, unless every id has an embedding.
+    """Raise `InputError` unless every id has an embedding. It names the option `name`, or its part `what` if given.
 
     MLX does not check bounds, so an id beyond the table would read arbitrary memory. Every source of ids is checked:
     config.json and generation_config.json when they are read, ids from tokenizers and callers here, ids of

@@ -24,7 +24,7 @@ class Observer(Protocol):
     position: int
 
     def prefilled(self, logits: mx.array) -> None:
-        """Receive the raw logits (V,) after the first `position` tokens. They are lazy."""
+        """Receive the raw logits (V,) after the first `position` tokens, as a lazy array."""
 
     def committed(self, logits: np.ndarray, tokens: Sequence[int]) -> None:
         """Receive the tokens of a round, and for each token the logits after penalties and constraints, (N, V)."""
@@ -35,8 +35,9 @@ class Request(RequestView):
     """One output to decode.
 
     Args:
-        draft_length: Chooses how many tokens are drafted; requests may share one, which then learns from all of them.
-        streamer: Turns tokens into text and finds the end of the output.
+        draft_length: The policy that chooses how many tokens are drafted. Requests may share a policy, which then
+            learns from all of them.
+        streamer: Converts tokens to text and finds the end of the output.
         observer: Receives logits; None unless the caller needs them.
         search: The state that a strategy other than `speculate` keeps for this request, such as its beams.
 
@@ -47,9 +48,9 @@ class Request(RequestView):
         error: One line for the user, if finish_reason is "error".
         text: The text released so far.
         new_texts: The text that each token of the last round released.
-        logprobs: The log-probability of each generated token, if the request has `logprobs=True`.
-        outputs: The results, best first, of a strategy that finds several; otherwise empty.
-        stats: The statistics, which are updated in place.
+        logprobs: The log-probability of each generated token, if the request's options set `logprobs`.
+        outputs: The results, best first, of a strategy that finds several outputs; otherwise empty.
+        stats: The request's statistics, which are updated in place.
         needs_retry: Whether the target's logits were not finite in the last round; see `retry_or_fail`.
     """
 
@@ -65,7 +66,7 @@ class Request(RequestView):
     logprobs: list[float] = field(init=False, default_factory=list)
     outputs: Sequence[GenerationResult] = field(init=False, default=())
     stats: GenerationStats = field(init=False)
-    started: float = field(init=False, default=0.0)  # when its encoding began, by `time.perf_counter`
+    started: float = field(init=False, default=0.0)  # when its encoding began, from `time.perf_counter`
     needs_retry: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The data that callers receive: rounds, the statistics of a generation, the tokens of a stream, and results."""
+"""The data that callers receive: rounds, generation statistics, stream tokens, and results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass
 class Round:
-    """One round of one request. Not frozen, because creating a frozen one takes three times as long.
+    """One round of one request. Not frozen, because creating a frozen instance takes three times as long.
 
     Args:
         tokens: The committed ids; the first `accepted` of them are draft tokens. Empty if the target's logits were not
@@ -61,7 +61,7 @@ class GenerationStats:
 
     prompt_tokens: int = 0
     generated_tokens: int = 0  # includes the end-of-sequence token
-    target_calls: int = 0  # rounds: each is one pass of the target's decoder
+    target_calls: int = 0  # the number of rounds; each is one pass of the target's decoder
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     accepted_histogram: Counter[int] = field(default_factory=Counter)  # rounds by number of accepted tokens
@@ -73,7 +73,8 @@ class GenerationStats:
     verify_seconds: float | None = None  # part of decode_seconds; None unless timed
     time_to_first_token: float = 0.0
     # The peak memory of MLX in this process, for all sessions together, because MLX does not count sessions separately.
-    # A session never resets it, because that would falsify the figures of others. mx.reset_peak_memory() resets it.
+    # A session never resets it, because that would distort the other sessions' figures. mx.reset_peak_memory() resets
+    # it.
     peak_memory_bytes: int = 0
     lossless: bool = True
     total_variation: float = 0.0  # the error of a lossy rule, summed over tokens
@@ -98,7 +99,7 @@ class GenerationStats:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """The acceptance rate of each position if all earlier ones were accepted. Assumes equally long drafts."""
+        """Each position's acceptance rate, given that all earlier ones were accepted. Assumes equally long drafts."""
         longest = max(self.accepted_histogram, default=0)
         reached = [
             sum(n for accepted, n in self.accepted_histogram.items() if accepted >= i) for i in range(longest + 1)
@@ -111,7 +112,7 @@ class GenerationStats:
 
     @property
     def delta_total_variation(self) -> float:
-        """The mean total variation between the distribution of a token and the target's, given the tokens before it.
+        """The mean total variation between the distribution of each token and the target's, given the tokens before it.
 
         Leviathan et al. 2023 call it beta relaxed - beta. At temperature 0 it is the share of tokens that are not the
         target's arg-max. It is 0 for lossless rules.
@@ -124,7 +125,7 @@ class GenerationStats:
         return self.generated_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """All known values, for JSON."""
+        """Return all values that are not None, for JSON."""
         derived = ("acceptance_rate", "tokens_per_target_call", "delta_total_variation", "generation_tps")
         values = vars(self) | {name: getattr(self, name) for name in derived}
         return {name: value for name, value in values.items() if value is not None}
@@ -141,7 +142,7 @@ class GenerationResponse:
         from_draft: Whether the token is an accepted draft token.
         accepted: The number of draft tokens that were accepted in the token's round.
         finish_reason: Set on the last token; see `Round`.
-        stats: The statistics so far; the same object is updated in place.
+        stats: The request's current statistics; the same object is updated in place with each token.
     """
 
     text: str
@@ -160,7 +161,7 @@ class GenerationResult:
     Args:
         text: The text, without the stop string that ended it.
         tokens: The generated ids, including the one that ended the output.
-        finish_reason: See `Round`; "blank" for a blank text in a batch.
+        finish_reason: See `Round`; "blank" for a blank prompt in a batch.
         stats: Counts and times; with beams, of the whole search.
         logprobs: The log-probability of each token; None unless `logprobs=True`.
         score: With beams, log-probability / length ** length_penalty.

@@ -1,19 +1,20 @@
 """One round of speculative decoding for a batch: draft, verify, accept, commit.
 
-This is the loop of `single_sequence.py` for many requests at once. Read that file first.
+This is the loop in `single_sequence.py` for many requests at once. Read that file first.
 
 - A *slot* is a place in the batch. It holds a request, or it is free. A pass computes a *row* for each of the B slots,
   free or not, so its shape stays the same.
-- A *draft* (`Draft`) has up to K tokens in each row. Shorter rows are filled up to K; `Draft.lengths` gives the number
-  of draft tokens in each row, and no rule accepts a token beyond them. Its *kind* is "model" if a draft model or draft
+- A *draft* (`Draft`) has up to K tokens in each row. Shorter rows are padded to K tokens; `Draft.lengths` holds the
+  number of draft tokens in each row, and no rule accepts the padding. Its *kind* is "model" if a draft model or draft
   head generated it, "copy" if it was looked up, "text" or "memory" if it follows a given text or one of a translation
-  memory, and "custom" by default for a user's drafter. Kinds differ in cost and acceptance, so each has its own length.
+  memory, and "custom" by default for a user's drafter. Kinds differ in cost and acceptance rate, so each has its own
+  draft length.
 - A *drafter* (`BatchDrafter`) rolls back by itself: `propose` receives the committed tokens of each request.
 - A *policy* (`DraftLength`) chooses the maximum draft length of each row before drafting. Requests may share a policy,
   which then learns from all of them.
 - A *pass* of the target reads L >= K + 1 tokens of each row: the last committed token and the draft tokens. L is the
-  *width* of the pass. `PassWidths` decides whether a pass is padded to a greater width: one that was measured to be
-  fast, or one that gives the same bits as other widths. `UNPADDED`, the default, adds no padding.
+  *width* of the pass. `PassWidths` decides whether a pass is padded to a greater width: one that has been measured to
+  be fast, or one that yields the same bits as other widths. `UNPADDED`, the default, adds no padding.
 - Arrays are *lazy*. MLX computes them at `mx.eval`, where the host waits for the device: a *host sync*.
 - A *baseline* decodes without drafts: every round has K = 0.
 
@@ -56,7 +57,7 @@ class Batch:
 
     Attributes:
         num_waiting: The number of requests that wait for a slot. The engine updates it before each round.
-        started_pass: A pass that started early, with the requests that had the slots at that time.
+        started_pass: A pass that started early, with the requests that occupied the slots at that time.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Batch:
         self.use_cache(cache)
 
     def use_cache(self, cache: DecoderCache) -> None:
-        """Continue with this cache. A batch without requests may get another one."""
+        """Use this cache from now on. A batch without requests may switch to a different cache."""
         self.cache = cache
         self.started_pass: tuple[list[Request | None], Verified] | None = None
         self.drafter.use_cache(cache)  # a draft head reads the target's hidden states and cross-attention there
@@ -118,7 +119,7 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
     rounds = commit(batch, draft, kinds, verified)  # a request may end here, at an end token, a stop string or a limit
     rewind(batch)  # the cache keeps every committed token but the last
     for policy, own in by_policy(requests):
-        policy.observe([rounds[request] for request in own])  # it learns how many of the draft tokens are accepted
+        policy.observe([rounds[request] for request in own])  # policies may learn how many draft tokens are accepted
     grown = [request for request in requests if rounds[request].tokens]  # the logits of the others were not finite
     batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])  # a head reads hidden states
     return rounds
@@ -134,7 +135,7 @@ def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Req
     # If passes must be exact, none may be wider than the widest exact one. This limit is applied after `choose`: with
     # tighter `limits`, an adaptive policy could not notice that a wider pass is worth measuring (`AdaptiveLength`).
     longest_draft = batch.widths.max_positions(len(batch.slots)) - 1
-    max_lengths: dict[RequestView, int] = {}  # `RequestView` is the part of a request that drafters see
+    max_lengths: dict[RequestView, int] = {}  # `RequestView` is the part of a request visible to drafters
     kinds: dict[Request, str] = {}
     for policy, requests in by_policy(batch.requests):
         if not policy.wants_drafts():
@@ -152,7 +153,7 @@ def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Req
 
 
 def by_policy(requests: Sequence[Request]) -> list[tuple[DraftLength, list[Request]]]:
-    """The draft-length policies, each with the requests that share it. A policy chooses all their lengths together."""
+    """The draft-length policies, each with the requests that share it. A policy chooses all of their lengths together."""
     groups: dict[int, tuple[DraftLength, list[Request]]] = {}  # by identity: a user's policy may not be hashable
     for request in requests:
         groups.setdefault(id(request.draft_length), (request.draft_length, []))[1].append(request)
@@ -207,7 +208,7 @@ Verified = tuple[Sequence[int], Verification]  # the slot of each row, and the d
 
 
 def verify(batch: Batch, draft: Draft, logits: mx.array) -> list[Verified]:
-    """Decide which draft tokens are accepted, with one computation for all rows that have the same rule. Lazy.
+    """Decide which draft tokens are accepted, with one computation for all rows that use the same rule. Lazy.
 
     logits: (B, L, V), the raw logits after each of the `target_inputs`.
     """
@@ -235,7 +236,7 @@ def verify_rows(rows: Sequence[Request], draft: Draft, logits: mx.array) -> Veri
     observed = None
     if any(row.observer is not None for row in rows):
         observed = result.processed_logits
-        if observed is None:  # this rule decides by other values
+        if observed is None:  # the rule did not compute them
             tokens_before = token_history(rows, draft.tokens)  # what penalties and constraints depend on
             observed = processed_logits(logits, options, tokens_before)
         observed = observed.astype(mx.float32)
@@ -254,7 +255,7 @@ def logprobs_of(draft: Draft, result: AcceptanceResult, logits: mx.array) -> mx.
 
 
 def commit(batch: Batch, draft: Draft, kinds: dict[Request, str], verified: Sequence[Verified]) -> dict[Request, Round]:
-    """Give each request its accepted draft tokens and the next token. All arrays have been evaluated.
+    """Append to each request its accepted draft tokens and the next token. All arrays have been evaluated.
 
     Returns:
         What callers receive about each request: `proposed` holds the draft tokens of its row, `tokens` the committed
@@ -312,9 +313,9 @@ def commit_row(request: Request, round: Round, row: Any) -> None:
 def retry_or_fail(batch: Batch, request: Request) -> None:
     """Handle logits that are not finite: the row commits nothing, and the next round repeats its pass.
 
-    Only this request waits for a round, and only it fails if its logits are still not finite. But the next round drafts
-    for no row of the batch, because a draft of any row widens the pass, and the padding of this row could overflow,
-    too. No pass is reused that started before the retry was known.
+    Only this request loses a round, and only this request fails if its logits are still not finite. However, the next
+    round drafts for no row of the batch, because a draft for any row widens the pass, and this row's padding could also
+    overflow. A pass that started before the retry was known is not reused.
 
     The row's stale cache positions (rejected tokens, padding) are zeroed. A mask gives them probability 0, but 0 * inf
     is NaN, so a rejected token that overflowed could otherwise change later tokens. A draft model's cache needs no
@@ -332,16 +333,16 @@ def retry_or_fail(batch: Batch, request: Request) -> None:
 def rewind(batch: Batch, ahead: int = 0) -> None:
     """Keep every committed token but the last in the cache. Nothing moves: the next pass overwrites what follows.
 
-    ahead: the number of tokens after them that are kept too.
+    ahead: the number of additional tokens to keep after them.
     """
     slots = batch.slots
     batch.cache.trim_to([0 if request is None else len(request.decoder_tokens) - 1 + ahead for request in slots])
 
 
-# The next pass of a baseline needs only the next tokens, which are on the device. So a GPU can start it before the host
-# reads them, as in mlx-lm, and compute while the host commits tokens and builds the next graph
-# (docs/decisions/host-time.md). If the next round needs a different pass, the result is dropped. The dropped pass wrote
-# to cache positions after the committed tokens, which the other pass overwrites.
+# The next pass of a baseline needs only the next tokens, which are on the device. A GPU can therefore start that pass
+# before the host reads the tokens, as in mlx-lm, and compute while the host commits them and builds the next graph
+# (docs/decisions/host-time.md). If the next round needs a different pass, the result is dropped. The dropped pass has
+# written only to cache positions after the committed tokens, and the pass that replaces it overwrites them.
 
 
 def start_next_baseline_pass(batch: Batch, draft: Draft, verified: Sequence[Verified]) -> None:
@@ -368,8 +369,8 @@ def may_start_next_pass(batch: Batch) -> bool:
         and any(request.remaining_tokens > 1 for request in requests)
         and all(request.draft_length.never_drafts for request in requests)
         and all(own.is_greedy for own in options)
-        # `verify` sees the next pass as if it followed the committed tokens, one position too early. So nothing may
-        # depend on the position or on the tokens before it, in this pass and in the next.
+        # `verify` treats the next pass as if it followed the committed tokens, one position too early. Therefore, the
+        # logits' processing must not depend on the position or on the preceding tokens, in this pass or in the next.
         and leaves_logits_unchanged(options, token_history(requests, next_tokens), num_positions=2)
     )
 
@@ -383,6 +384,6 @@ def pop_started_pass(batch: Batch, draft: Draft) -> list[Verified] | None:
         return None
     for request, request_then in zip(batch.slots, requests_then, strict=True):
         if request is not None and request is not request_then:
-            return None  # the slot has a different request
-    batch.cache.advance(1)  # past the token that the pass read, which `rewind` removed
+            return None  # the slot now holds a different request
+    batch.cache.advance(1)  # keep the token that the pass read, which `rewind` removed from the cache
     return [verified]

@@ -27,7 +27,7 @@ def speculative_decode(
 ) -> list[int]:
     """Generate the tokens of the target; `draft` has the same vocabulary. Returns the generated tokens.
 
-    source: the ids of the text that the encoder reads, or a window of audio.
+    source: the ids that the encoder reads, or a window of audio.
     """
     target_cache = target.make_cache(target.encode_rows([source])[0])
     draft_cache = draft.make_cache(draft.encode_rows([source])[0])
@@ -38,11 +38,11 @@ def speculative_decode(
         drafted: list[int] = []
         for _ in range(min(num_draft_tokens, max_tokens - len(tokens))):
             so_far = [*tokens, *drafted]
-            (num_cached,) = draft_cache.offsets  # the number of tokens in each row; here there is one row
+            (num_cached,) = draft_cache.offsets  # the number of tokens in each row; there is only one row here
             logits = draft.decode(mx.array([so_far[num_cached:]]), draft_cache)[0, -1]  # (V,)
             drafted.append(choose(logits, len(so_far), temperature, seed))
 
-        # Verify: one pass over the last token and the draft gives the target's choice for K + 1 positions.
+        # Verify: one pass over the last token and the draft yields the target's choice at K + 1 positions.
         logits = target.decode(mx.array([[tokens[-1], *drafted]]), target_cache)[0]  # (K + 1, V)
         chosen = [choose(each, len(tokens) + i, temperature, seed) for i, each in enumerate(logits)]
 
@@ -66,10 +66,10 @@ def speculative_decode(
 def choose(logits: mx.array, position: int, temperature: float, seed: int) -> int:
     """(V,) logits -> the most likely token at temperature 0, else a sample.
 
-    The arg-max of log-probabilities plus Gumbel noise is a sample. Logits give the same arg-max, because they differ
+    The arg-max of log-probabilities plus Gumbel noise is a sample. Logits yield the same arg-max, because they differ
     from log-probabilities only by a constant. The noise depends only on the seed and the position, so the target
-    chooses the same token with any draft (Daliri et al. 2024). The draft model gets the same noise, so both often
-    choose the same token.
+    chooses the same token with any draft (Daliri et al. 2024). The same noise is added for the draft model, so both
+    models often choose the same token.
     """
     if temperature == 0:
         return int(mx.argmax(logits))

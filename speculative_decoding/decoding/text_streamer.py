@@ -1,4 +1,4 @@
-"""Turns tokens into text one by one, and finds the end of the output: an end-of-sequence token or a stop string."""
+"""Converts tokens to text one by one, and finds the end of the output: an end-of-sequence token or a stop string."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TextStreamer:
         self.has_ended = False
 
     def add(self, token: int) -> str:
-        """Add the next token and return the text that it releases. Sets `has_ended` if the output ends with it."""
+        """Add the next token and return the text that it releases. Sets `has_ended` if this token ends the output."""
         if token in self.eos_token_ids:
             self.has_ended = True
             return ""
@@ -53,7 +53,7 @@ class TextStreamer:
         return text if self._found_stop else text + held
 
     def text_of(self, tokens: Iterable[int]) -> str:
-        """The text of another output with the same settings."""
+        """Return the text of another output, decoded with the same settings."""
         other = TextStreamer(self._tokenizer, self.eos_token_ids, self._stop, self._prefix)
         return "".join([other.add(token) for token in tokens]) + other.finish()
 

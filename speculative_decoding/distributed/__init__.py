@@ -1,6 +1,6 @@
 """Runs a command in several processes started by `mlx.launch`, usually one per machine.
 
-Each rank either holds a shard of the model (`shard_model`), or holds the whole model and decodes some of the rows
+Each rank holds either a shard of the model (`shard_model`), or the whole model and decodes some of the rows
 (`AllRanks`). Training divides its examples separately (training/training_group.py).
 """
 

@@ -1,7 +1,7 @@
 """Runs a command in one process, or in all processes started by `mlx.launch`, and ends them together.
 
-Rank 0 handles all input and output; the other ranks only compute. If a rank ends, the others end too. Otherwise, they
-would wait for it forever.
+Rank 0 handles all input and output; the other ranks only compute. If a rank ends, the others also end, because they
+would otherwise wait for it forever.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run_in_group(rank: int, command: str, say: Callable[[str], None], run: Calla
                     "the output so far is kept, and a job continues with --resume"
                 )
                 say(f"{command}: error: process {peer + 1}: {why}")
-        finally:  # `say` fails if mlx.launch, which reads standard error, was killed too
+        finally:  # `say` fails if mlx.launch, which reads standard error, was also killed
             os._exit(status or 1)
 
     if rank == 0:

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class AllRanks(Generic[Result]):
-    """A `Scheduler` on rank 0 that decodes rows on all ranks. Results come in order of completion.
+    """A `Scheduler` on rank 0 that decodes rows on all ranks. Results are returned in order of completion.
 
     Each row goes to the rank with the fewest unfinished rows, so even short jobs use all ranks.
 

@@ -1,8 +1,8 @@
 """Connects the processes started by `mlx.launch`.
 
-`mx.distributed` transfers arrays, but waits forever for a machine that lost power, and occupies a core while it waits.
-Rank 0 therefore also has a TCP connection to every other rank, a `Channel`. It transfers JSON messages, and both sides
-send heartbeats on it to detect lost ranks.
+`mx.distributed` transfers arrays, but waits forever for a machine that has lost power, and occupies a core while
+waiting. Rank 0 therefore also opens a TCP connection to every other rank, a `Channel`. This connection transfers JSON
+messages, and both sides send heartbeats over it to detect lost ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Channel:
     """Connections to other ranks.
 
     Args:
-        peers: Sockets by rank: all other ranks on rank 0, and only rank 0 on the others.
+        peers: Sockets keyed by rank: all other ranks on rank 0, and only rank 0 on the others.
         on_lost: Called in a separate thread when a peer leaves with a nonzero status. The status is None if the peer
             ended without `leave` or sent nothing for 20 seconds. The callback should end this process, because the main
             thread may be waiting for the peer's arrays.
@@ -55,7 +55,7 @@ class Channel:
             Thread(target=self._read, args=peer, daemon=True).start()
 
     def send(self, message: Any, rank: int | None = None) -> None:
-        """Send a message to one peer, or to all. Objects are sent as their fields."""
+        """Send a message to one peer, or to all. Objects are sent as dicts of their fields."""
         line = json.dumps(message, default=vars).encode() + b"\n"
         with self._sending:
             for each in self._peers if rank is None else [rank]:
@@ -131,7 +131,7 @@ def accept(server: socket.socket, count: int, secret: bytes) -> dict[int, socket
 
 
 def receive_or_end(peer: socket.socket, size: int) -> bytes:
-    """Receive up to `size` bytes. Returns no bytes if the connection has ended."""
+    """Receive up to `size` bytes. Returns b"" if the connection has ended."""
     try:
         return peer.recv(size)
     except OSError:

@@ -1,8 +1,9 @@
 """Tensor-parallel decoding: rank 0 decodes, and the other ranks repeat its model calls on their own shards.
 
 Only rank 0 drafts, verifies, samples and reads the clock, so the ranks cannot disagree. It announces each call that
-needs all shards as one JSON line. Array arguments follow as a sum over the ranks; the other ranks contribute zeros.
-All arrays of a result are scheduled immediately, so all ranks run collective operations in the same order.
+needs all shards as one JSON line. Array arguments are then transferred as a sum over the ranks, to which the other
+ranks contribute zeros. All arrays of a result are scheduled immediately, so that all ranks run collective operations in
+the same order.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ShardedModel(EncoderDecoder):
         return schedule(super().encode(tokens, mask))  # type: ignore[safe-super]
 
     def make_cache(self, encoder_output: mx.array, mask: mx.array | None = None, beams: int = 1) -> Any:
-        """Like `EncoderDecoder.make_cache`, but rank 0 gets a `BroadcastCache`."""
+        """Like `EncoderDecoder.make_cache`, but returns a `BroadcastCache` on rank 0."""
         encoder_output, mask, _ = self.broadcaster.announce("make_cache", encoder_output, mask, beams)
         cache = super().make_cache(encoder_output, mask, beams)
         full = None
@@ -82,10 +83,10 @@ def sharded_class(architecture: type[EncoderDecoder]) -> type[ShardedModel]:
 
 
 class AllReduce(nn.Module):
-    """Sums the outputs of a layer over the ranks, because each rank holds only some of the layer's inputs.
+    """Sums a layer's outputs over the ranks, because each rank holds only some of the layer's inputs.
 
-    `mlx.nn.layers.distributed.ShardedToAllLinear` slices a complete weight. This class wraps a layer that has
-    only this rank's shard and may be quantized.
+    `mlx.nn.layers.distributed.ShardedToAllLinear` slices a complete weight. This class wraps a layer that contains only
+    this rank's shard and may be quantized.
     """
 
     def __init__(self, layer: nn.Module, group: mx.distributed.Group) -> None:
@@ -98,7 +99,7 @@ class AllReduce(nn.Module):
 
 
 class RankBroadcaster:
-    """Sends the calls of rank 0 to the other ranks, and holds their caches."""
+    """Sends rank 0's calls to the other ranks, and holds the caches on those ranks."""
 
     def __init__(self, processes: ProcessGroup) -> None:
         self.processes = processes
@@ -131,7 +132,7 @@ class RankBroadcaster:
         return handle
 
     def serve(self, model: ShardedModel) -> int:
-        """Repeat the calls of rank 0 until rank 0 leaves, and return its exit status."""
+        """Repeat rank 0's calls until rank 0 leaves, and return its exit status."""
         while True:
             _, message = self.processes.channel.receive()
             if isinstance(message, dict):

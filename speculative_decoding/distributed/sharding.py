@@ -2,8 +2,8 @@
 1909.08053, section 3).
 
 The shapes of a model built for one of N ranks determine which tensors are split, and along which axis. A matmul over
-part of its inputs yields a partial sum; each attention block and each feed-forward block ends with one. Every rank
-holds the embedding and the norms.
+part of its inputs yields a partial sum; each attention block and each feed-forward block ends with such a matmul. Every
+rank holds the embedding and the norms.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Shard:
     index: int
 
     def bounds(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return the start and the end of the piece along the axis, in a tensor of this shape."""
+        """Return the start and the end of the piece along the axis, for a tensor of this shape."""
         size = shape[self.axis] // self.pieces
         return self.index * size, (self.index + 1) * size
 
@@ -40,10 +40,11 @@ class Shard:
 
 
 class ShardedCheckpoint(Checkpoint):
-    """A view of another checkpoint that contains the shards of one rank.
+    """A view of another checkpoint that contains one rank's shards.
 
     Args:
-        shards: By tensor name, the shard that this rank reads. A tensor without an entry is read completely.
+        shards: Maps each tensor's name to the shard that this rank reads. Tensors that are not listed are read
+            completely.
         zeros: Tensors that are zero on this rank.
     """
 
@@ -115,10 +116,10 @@ def shard_model(
 def shard_plan(
     full: EncoderDecoder, own: EncoderDecoder, checkpoint: Checkpoint, rank: int, size: int
 ) -> tuple[Mapping[str, Shard], tuple[str, ...]] | None:
-    """Compare the parameters of the full model with those of a rank's model.
+    """Compare the full model's parameters with those of a rank's model.
 
-    Returns the shards by tensor and the paths of the layers whose outputs are partial sums, or None if a tensor cannot
-    be split evenly.
+    Returns the shards keyed by tensor name and the paths of the layers whose outputs are partial sums, or None if a
+    tensor cannot be split evenly.
     """
     sources = full.parameter_sources(full.config, checkpoint.keys())
     full_parameters: Mapping[str, mx.array] = dict(tree_flatten(full.parameters()))
@@ -134,8 +135,8 @@ def shard_plan(
         names = set(sources[path])
         names |= {part_name(name, part) for name in sources[path] for part in QUANTIZED_PARTS} & checkpoint.keys()
         remainder += sum(checkpoint.info(name).shape[axis] % pieces for name in names)
-        # Several ranks may hold the same rows, such as a shared key head. Columns must not repeat, because outputs are
-        # summed over them.
+        # Several ranks may hold the same rows, such as those of a shared key head. No two ranks may hold the same
+        # columns, because outputs are summed over them.
         if remainder or size % pieces or (axis == 1 and size != pieces):
             return None
         shards |= dict.fromkeys(names, Shard(axis, pieces, rank * pieces // size))

@@ -98,7 +98,7 @@ def print_report(found: Diagnosis, file: TextIO) -> None:
 
 
 def sections(found: Diagnosis, bar: str) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield each heading with its lines, which have at most 78 characters."""
+    """Yield each heading with its lines, which are at most 78 characters long."""
     own = found["precisions"][0]
     yield "Device", device_lines(found)
     yield "Models", model_lines(found)
@@ -149,7 +149,7 @@ def model_lines(found: Diagnosis) -> list[str]:
 
 
 def pass_lines(own: Diagnosis, bar: str, *, is_given: bool) -> list[str]:
-    """Draw the cost of a pass by width. is_given: whether the costs come from a file."""
+    """Draw a chart of a pass's cost by width. is_given: whether the costs come from a file."""
     rows = own["passes"]
     bar_columns = 36
     longest = max(row["relative"] for row in rows)

@@ -14,7 +14,7 @@ from ..models.device import gpu_generation, gpu_info, on_gpu, version_numbers
 from ..models.memory_budget import available_memory, physical_memory
 from ..version import __version__
 
-ARCHITECTURE_VARIABLE = "MLX_METAL_GPU_ARCH"  # read by MLX (metal/device.cpp); MLX treats an empty value as unset
+ARCHITECTURE_VARIABLE = "MLX_METAL_GPU_ARCH"  # read by MLX in metal/device.cpp; MLX treats an empty value as unset
 MINIMUM_MLX = (0, 32, 4)  # as in pyproject.toml; a scan over an empty axis crashes before 0.32.3 (ml-explore/mlx#4340)
 
 
@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 
 
 def device_notes(device: dict[str, Any], version: str) -> list[str]:
-    """Return the known limitations of this device and this version of MLX, with workarounds."""
+    """Return the known limitations of this device and of this MLX version, with workarounds."""
     notes = []
     if "Paravirtual" in device["name"]:
         notes.append("this is a virtual machine; its timings do not describe a Mac")

@@ -105,7 +105,7 @@ def diagnose(config: RunConfig) -> dict[str, Any]:
             say(f"{precision.name}: measuring passes, checking kernels and drafts ...")
             with warnings.catch_warnings():
                 if precision.name != sizes.precision:
-                    warnings.simplefilter("ignore")  # the first precision has already printed them
+                    warnings.simplefilter("ignore")  # they have already been printed for the first precision
                 entry |= check_precision(config, precision, prompts, has_tf32=bool(found["tf32"]))
             gc.collect()
             mx.clear_cache()
@@ -185,7 +185,7 @@ def weight_sizes(model: EncoderDecoder, checkpoint: Checkpoint) -> WeightSizes:
 def size_entry(
     precision: Precision, own: WeightSizes, config: RunConfig, draft_bytes: int, device: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Report whether the weights fit into memory, and why a precision is skipped."""
+    """Report whether the weights fit into memory, or the reason why the precision is skipped."""
     entry: dict[str, Any] = {
         "precision": precision.name,
         "bytes": None,
@@ -266,7 +266,7 @@ def measure_costs(session: Session) -> dict[str, Any]:
 
 
 def summarize_kernel(name: str, checks: Iterable[KernelCheck]) -> dict[str, Any]:
-    """Summarize all checks of one kernel by its worst deviation."""
+    """Summarize all checks of one kernel by the largest deviation."""
     own = [check for check in checks if check.kernel == name]
     worst = max((check.deviation if math.isfinite(check.deviation) else math.inf for check in own), default=0.0)
     return {
@@ -324,7 +324,7 @@ def has_passed(entry: Mapping[str, Any]) -> bool:
 
 
 def fastest_precisions(precisions: Sequence[Mapping[str, Any]], *, is_measured: bool) -> dict[str, str | None]:
-    """Of the precisions that fit, return the one that reads the fewest bytes and the one measured as fastest."""
+    """Return the precision that reads the fewest bytes and the one measured as fastest; both must fit into memory."""
     fitting = [entry for entry in precisions if entry["fits"]]
     timed = [entry for entry in fitting if is_measured and "pass_seconds" in entry]
     by_bytes = min(fitting, key=lambda entry: entry["pass_bytes"], default={"precision": None})
@@ -342,9 +342,9 @@ def public_name(folder: Path) -> str | None:
 def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Sequence[str | AudioFrames]:
     """Return prompts for a self-test.
 
-    A bundled target gets two prompts from each bundled file, a speech model gets the bundled recording, and other
-    targets get generic prompts. If the subpackage speech is missing, speech models get no prompt, because the recording
-    cannot be read.
+    The prompts are two from each bundled file for a bundled target, the bundled recording for a speech model, and
+    generic ones for other targets. If the `speech` subpackage is missing, there is no prompt for speech models, because
+    the recording cannot be read.
     """
     if audio is not None:
         if not has_subpackage("speech"):

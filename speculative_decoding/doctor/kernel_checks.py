@@ -1,4 +1,4 @@
-"""Checks kernels at a model's shapes against basic operations in float32 on the CPU.
+"""Checks kernels at a model's shapes by comparing them with basic operations in float32 on the CPU.
 
 The kernels are called in the same way as in the model.
 """
@@ -21,7 +21,7 @@ from ..models.gemma import Norm, SelfAttention
 from ..models.layers import matrix
 from ..models.rope import Rope
 
-LENGTHS = (1, 6, 8, 9)  # Metal has separate attention kernels for up to 8 queries and for more
+LENGTHS = (1, 6, 8, 9)  # MLX uses different Metal kernels for attention with up to 8 queries and with more
 BATCHES = (1, 3)
 KEYS = 48
 MASKED_KEYS = 5  # number of masked keys at the end
@@ -82,7 +82,7 @@ def cases(model: EncoderDecoder, dtype: mx.Dtype) -> Iterator[Case]:
     for layer in products.values():
         yield from product_cases(layer, dtype)
     for rope, width in ropes:
-        for offsets in (mx.array([0, 5, 40]), mx.array([0])):  # of the decoder and the encoder
+        for offsets in (mx.array([0, 5, 40]), mx.array([0])):  # as in the decoder and in the encoder
             yield rope_case(rope, width, offsets, dtype)
 
 

@@ -33,7 +33,7 @@ def rules_for(session: SessionLike, options: GenerationOptions, prefix: str = ""
 
 
 def document(session: SessionLike, text: str, **options: Unpack[DocumentKeywords]) -> DecodedDocument:
-    """Decode a document sentence by sentence. Sentences are batched, and each output is the same as without a batch.
+    """Decode a document sentence by sentence. Sentences are batched, which does not change the outputs.
 
     Args:
         text: The document.

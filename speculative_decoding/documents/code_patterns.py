@@ -1,9 +1,10 @@
 r"""Patterns of code within text, such as placeholders, tags, paths and escapes, which translators do not translate.
 
-Other text is decoded, such as "and/or", "_emphasis_", "(s)", "A:B", "--" or "<3". How often human translators keep
-each of them is in docs/decisions/what-survives.md. The patterns are independent of formats and models.
+Other text is decoded, such as "and/or", "_emphasis_", "(s)", "A:B", "--" or "<3". docs/decisions/what-survives.md lists
+how often human translators keep each of them. The patterns are independent of formats and models.
 
-Repetitions are bounded or possessive, and lookbehinds allow few starts within a word, so a search takes linear time.
+Repetitions are bounded or possessive, and lookbehinds let matches start only at a few positions within a word, so a
+search takes linear time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 
 from .layout import UNSPACED
 
-LETTER = rf"[^\W{UNSPACED[1:-1]}]"  # of a script with spaces; also a digit or an underscore
+LETTER = rf"[^\W{UNSPACED[1:-1]}]"  # a letter of a script with spaces, a digit or an underscore
 START, END = rf"(?<!{LETTER})", rf"(?!{LETTER})"
 
 PRINTF = r"[-+#0']{0,3}(?:\d{1,3}|\*)?(?:\.(?:\d{1,3}|\*))?(?:hh?|ll?|[Lqjzt])?[diouxXeEfFgGaAcrspn@]"
@@ -24,12 +25,12 @@ ENDS_AS_FILE = "|".join(rf"(?<=\.{suffix})" for suffix in FILES.split())
 PROSE = r"[^{}\n]*?[^\W\d_]{2} +[^\W\d_]{2}"  # two words with a space between them
 STYLE = r"(?:number|date|time|spellout|ordinal|duration|list|choice)\b[^{}\n]{0,60}"
 ESCAPE = r"(?:[nrt]|u[\da-fA-F]{4}|u\{[\da-fA-F]{1,6}\}|x[\da-fA-F]{2})"  # after a backslash
-COMMAND = (  # of TeX, beginning like an escape
+COMMAND = (  # TeX commands that begin like an escape
     "(?:nabla|neq|newline|newpage|nocite|noindent|tableofcontents|tan|tau|text[a-z]{2,10}|theta|times|title|today"
     "|rangle|ref|rho|right[a-z]{0,12}|underline|uparrow|usepackage)"
 )
 NAME = r"[A-Za-z_][\w.-]{0,60}"
-AROUND = r"\s\"'()\[\],;\u00ab\u00bb\u2018-\u201f\u2039\u203a"  # around a run of code
+AROUND = r"\s\"'()\[\],;\u00ab\u00bb\u2018-\u201f\u2039\u203a"  # characters around a run of code
 RUN_START, RUN_END = rf"(?<![^{AROUND}])", rf"[^{AROUND}]{{1,300}}+(?![^{AROUND}])"
 PLAIN = rf"[^{AROUND}\\{{}}%<>]"
 SYMBOL = (
@@ -40,7 +41,7 @@ SYMBOL = (
 INNER = r"(?:(?!\\[()\[\]])[^\n])"  # a character between \( and \)
 ACCESS_KEY = r"(?<!\S)_(?=[A-Za-z]+(?!\w))"  # _Open
 
-# Name -> characters of which every match has at least one ("" if there are none), and patterns
+# Name -> characters of which every match contains at least one ("" if there are none), and patterns
 PATTERN_SOURCES: dict[str, tuple[str, list[str]]] = {
     "printf": ("%", [rf"(?<![\d%])%(?:\d{{1,2}}\$|\(\w{{1,60}}\))?{PRINTF}{LETTER}{{0,2}}{END}|%%"]),  # %1$s, %dpx
     "numbered": (
@@ -149,7 +150,7 @@ PATTERN_SOURCES: dict[str, tuple[str, list[str]]] = {
             r"(?<![\w.])v?\d{1,5}(?:\.\d{1,5}){2,4}(?<!\.\d{4})(?![\w.])",  # version, not date
             rf"(?<![\w.])[\da-fA-F]{{8}}(?:-[\da-fA-F]{{4}}){{3}}-[\da-fA-F]{{12}}{END}",
             rf"(?<![\w.%])(?=[a-f]*+\d)(?=\d*+[a-f])[\da-f]{{7,128}}+{END}|(?<![\w.])0x[\da-fA-F]{{1,16}}{END}",
-            r"(?<![\w&#])#(?:(?:[\da-fA-F]{3}){1,2}(?!\w)|\d{1,9}(?!\w))",  # a color, the number of an issue
+            r"(?<![\w&#])#(?:(?:[\da-fA-F]{3}){1,2}(?!\w)|\d{1,9}(?!\w))",  # a color, an issue number
             r"(?<![\w.])[A-Z](?:\+\+|#)(?!\w)",  # C++
         ],
     ),
@@ -169,7 +170,7 @@ PATTERN_SOURCES: dict[str, tuple[str, list[str]]] = {
         ],
     ),
 }
-# Patterns whose matches may end with punctuation of the sentence
+# Patterns whose matches may end with the sentence's punctuation
 MAY_END_WITH_PUNCTUATION = ("url", "mixed", "backslash")
 CODE_PATTERNS = {
     name: (frozenset(needed), re.compile("|".join(sources))) for name, (needed, sources) in PATTERN_SOURCES.items()

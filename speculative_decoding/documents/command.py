@@ -165,7 +165,7 @@ def used_languages(flags: DocumentFlags, unit: str) -> Sequence[str]:
 
 
 def languages_of(options: GenerationOptions, prefix: str, write_memory: Path | None) -> tuple[str | None, str | None]:
-    """Return the languages of the documents and of the outputs, if the options or the prefix name them.
+    """Return the languages of the documents and of the outputs, if they are named by the options or the prefix.
 
     Raises `InputError` if `write_memory` is given and a language is unknown or both languages are the same.
     """
@@ -208,7 +208,7 @@ def opened_journal(stack: ExitStack, settings: Mapping[str, Any], places: Destin
 def memory_writer(
     flags: DocumentFlags, unit: str, languages: Sequence[str | None]
 ) -> AbstractContextManager[AddPair | None]:
-    """Return a context manager that yields a function to add a pair to the memory, or None without a memory."""
+    """Return a context manager that yields a function to add a pair to the memory, or None if no memory is written."""
     if flags.write_memory is None:
         return nullcontext()
     from ..memory.tmx_writer import writing_tmx

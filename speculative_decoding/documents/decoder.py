@@ -23,7 +23,7 @@ from .pieces import Piece
 from .results import DecodedPiece
 from .tokens import Literal
 
-WINDOW_CHARACTERS = 1 << 22  # characters of the parts that may wait for an earlier part
+WINDOW_CHARACTERS = 1 << 22  # maximum characters in the parts that wait for an earlier part
 
 Decoded = tuple[Literal | Piece, DecodedPiece | None]
 
@@ -36,7 +36,7 @@ class DocumentDecoder:
         rules: How pieces are decoded.
         prefix: Text to prepend to every prompt.
         slots: The number of prompts to decode together (default: the session's).
-        steps: Returns the decoding steps of a piece, given its number among all parts (default: `decode_piece`).
+        steps: Returns the decoding steps for a piece, given its number among all parts (default: `decode_piece`).
         options: See `GenerationOptions`. The default of `max_tokens` depends on each prompt.
 
     Attributes:
@@ -72,7 +72,7 @@ class DocumentDecoder:
         self._pieces = 0  # submitted so far
 
     def decode(self, parts: Iterable[Literal | Piece]) -> Iterator[Decoded]:
-        """Yield each part with its output in order, as soon as it is known. Reads ahead only as far as needed."""
+        """Yield each part with its output, in order, as soon as the output is known. Reads ahead only if needed."""
         window = Window[Literal | Piece](self._slots, lambda part: len(part.raw), WINDOW_CHARACTERS)
         for part, result in decode_in_order(self.scheduler, parts, self._submit, window):
             yield part, result.result

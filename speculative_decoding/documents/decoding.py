@@ -65,7 +65,7 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
 
 
 def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
-    """Decode the parts of a piece at these spans, and find the places of their markup."""
+    """Decode the parts of a piece that these spans cover, and find the places for their markup."""
     spans = around_tokens(piece, spans)
     if not spans:  # nothing is left to decode
         return DecodedPiece(piece.text, [], [])

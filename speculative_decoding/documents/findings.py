@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..errors import one_line
 
 SHOWN = 40  # characters of the source that a finding shows
-MAX_LINES = 20  # of each category in a report
+MAX_LINES = 20  # maximum lines for each category in a report
 
 MARKUP = "markup"  # inline markup that was dropped, because its place in the output was not found
 LOOP = "loop"  # the output repeats itself
@@ -18,7 +18,7 @@ CUT = "cut"  # the output reached the token limit
 SPLIT = "split"  # the piece was longer than the model allows
 FAILED = "failed"  # the piece could not be decoded, and was copied
 COPIED = "copied"  # text that was copied, because it is malformed or is not natural language
-PARTS = "parts"  # the output was joined from outputs for parts, because the first output lacked something
+PARTS = "parts"  # the output was assembled from outputs for parts, because the first output lacked a required part
 LOST = "lost"  # the output lacks a number or a character of the source
 
 
@@ -39,8 +39,8 @@ class Finding(NamedTuple):
 def report(findings: Iterable[Finding], name: str) -> list[str]:
     """Return lines for a terminal, such as "README.md:12: markup: ** ... **", grouped by category.
 
-    Consecutive findings of a category on the same line of the document are joined, without duplicates. After twenty
-    lines of a category, only the number of remaining findings follows.
+    Consecutive findings of the same category on the same line of the document are joined, without duplicates. After
+    twenty lines in a category, only the number of remaining findings is shown.
     """
     shown: defaultdict[str, list[tuple[int, list[str]]]] = defaultdict(list)
     more = Counter[str]()

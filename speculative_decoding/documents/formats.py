@@ -23,7 +23,7 @@ class Format:
     Args:
         module: The module in this folder that defines `parse`.
         suffixes: The suffixes of its files.
-        streams: Whether documents are read line by line, so memory does not depend on their size.
+        streams: Whether documents are read line by line, so that memory use does not depend on their size.
         has_errors: Whether `parse` may raise `InputError`.
     """
 
@@ -82,7 +82,7 @@ MARKDOWN_DIALECTS = frozenset([".livemd", ".mdown", ".mdtext", ".mdwn", ".mdx", 
 
 
 def format_of(name: str, field: str = "files") -> str:
-    """Return the format of a file by its suffix, or "text" without one. Raises `InputError` for other suffixes."""
+    """Return a file's format based on its suffix, or "text" if it has none. Raises `InputError` for other suffixes."""
     suffix = PurePath(name).suffix.lower()
     if suffix in ("", "."):
         return "text"

@@ -1,4 +1,4 @@
-"""Parses HTML and XHTML. Only the text of elements is decoded, without scripts, styles and code."""
+"""Parses HTML and XHTML. Only the text of elements is decoded, not scripts, styles or code."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .tokens import Block, Break, Close, Kept, Literal, Open, Part, Point, Text,
 
 KEPT = frozenset(["code", "kbd", "math", "samp", "tt", "var"])
 COPIED = frozenset(["listing", "pre"])
-MAX_TOKENS = 1024  # of a block; a longer block is hardly prose, and is divided
-MAX_REFERENCE = 64  # characters; no code point has as many digits
+MAX_TOKENS = 1024  # per block; a longer block is unlikely to be prose, and is divided
+MAX_REFERENCE = 64  # characters; no code point has that many digits
 
 
 def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
@@ -28,12 +28,12 @@ def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
 
 
 def escape_html(text: str) -> str:
-    """Escape a text for HTML."""
+    """Escape text for HTML."""
     return escape_xml(text).replace("&#160;", "&nbsp;")
 
 
 def escape_xml(text: str) -> str:
-    """Escape a text for XML, which has no named reference for a no-break space."""
+    """Escape text for XML, which has no named reference for a no-break space."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\xa0", "&#160;")
 
 
@@ -47,7 +47,7 @@ class Reader:
         self.position = 0
         self.copied = 0  # the end of the last part that was yielded
         self.line = 1  # at `copied`
-        self.content = Content()  # since the last tag of a block
+        self.content = Content()  # tokens since the last block tag
         self.in_paragraph = False
         self.sections: list[tuple[Element, bool]] = []  # open elements that enable or disable translation
 
@@ -135,13 +135,13 @@ class Content:
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
-        self.start = 0  # of the first token in the document
+        self.start = 0  # position of the first token in the document
         self.has_text = False
         self._size = 0  # characters of the tokens that are not white space
         self._last = ""  # the last character of the text
         # If the last token with text is a break: its index, and the character before it
         self._break: tuple[int, str] | None = None
-        self._opened: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)  # by name: index and `_size`
+        self._opened: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)  # keyed by name: index and `_size`
 
     def append(self, start: int, token: Token) -> None:
         if not self.tokens:
@@ -169,7 +169,7 @@ class Content:
             self.append(start, Point(raw))
 
     def _end_break(self, after: str) -> None:
-        """Set the text of the last break, given the next character. Before white space, it becomes a `Point`."""
+        """Set the text of the last break, given the next character. Before white space, the break becomes a `Point`."""
         assert self._break is not None
         index, before = self._break
         raw = self.tokens[index].raw

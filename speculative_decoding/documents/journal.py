@@ -1,6 +1,6 @@
 """The journal of a run over documents: a log (`runs/log.py`) with a record for each finished piece.
 
-A record has the number of the piece, a hash of its source, and its output. Records are in the order of completion.
+A record contains the piece's number, a hash of its source, and its output. Records are written in order of completion.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Journal:
     def __init__(self, log: Log, *, force: bool = False) -> None:
         self.log = log
         self._records = log.records(parse_record)
-        self._ahead: dict[int, tuple[str, DecodedPiece]] = {}  # by number: records that were read but not used yet
+        self._ahead: dict[int, tuple[str, DecodedPiece]] = {}  # keyed by number: records read but not used yet
         self.force = force
 
     def recorded(self, number: int, piece: Piece, name: str) -> DecodedPiece | None:
@@ -54,7 +54,7 @@ class Journal:
 
 
 def parse_record(line: bytes) -> tuple[int, str, DecodedPiece] | None:
-    """Return the number, the hash of the source and the output of a record, or None for a damaged record."""
+    """Return a record's piece number, source hash and output, or None for a damaged record."""
     fields = parse_line(line)
     try:
         return int(fields["piece"]), str(fields["source_sha256"]), DecodedPiece.from_json(fields["output"])

@@ -1,4 +1,4 @@
-"""Parses JSON lines. Each cell of each line of a named field's text is a block."""
+"""Parses JSON lines. In the text of each named field, each cell of each line is a block."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
 
 
 def text_spans(line: str, fields: Iterable[str], number: int) -> list[tuple[int, int]]:
-    """Return the spans of the fields' texts in a line, without quotation marks, in the order of the line."""
+    """Return the spans of the fields' texts in a line, without quotation marks, in the order in which they occur."""
     try:
         if not isinstance(DECODER.decode(line), dict):
             raise ValueError("an object is needed")
-        found = {key: (start, end) for key, start, end in members(line)}  # the last of equal keys
+        found = {key: (start, end) for key, start, end in members(line)}  # the last one if keys are repeated
     except (ValueError, RecursionError) as error:
         raise InputError(f"line {number}: not a JSON object ({error})", way_out="correct it") from error
     spans = []
@@ -76,7 +76,7 @@ def skip_space(line: str, position: int) -> int:
 
 
 def blocks_of(raw: str, number: int, write: Write) -> Iterator[Part]:
-    """Yield a block for each cell of each line of a text, as in plain text, or a single block for an ICU message."""
+    """Yield a block for each cell of each line of a field, as in plain text, or a single block for an ICU message."""
     found: list[Token] = [escape(each) if each[0] == "\\" else Text(each, each) for each in SPELLED.findall(raw)]
     if message_parts("".join(token.text for token in found)):  # its arguments may span several lines
         yield Block([Break(token.raw) if ends_cell(token) else token for token in found], number, write)
@@ -90,7 +90,7 @@ def ends_cell(token: Token) -> bool:
     return token.text in ("\r", "\n", "\t") or (len(token.text) > 1 and token.text.isspace())
 
 
-@lru_cache(1 << 12)  # a text may consist of escapes only, and shared tokens save memory
+@lru_cache(1 << 12)  # a text may consist only of escapes, and shared tokens save memory
 def escape(spelled: str) -> Text | Point:
     """Return the token of an escape: a `Point` for NUL and lone surrogates, which cannot be decoded, or a `Text`."""
     text: str = DECODER.decode(f'"{spelled}"')

@@ -1,7 +1,7 @@
-"""Breaks a text into as many lines as its source has. Independent of formats and tokens.
+"""Breaks text into as many lines as its source has. Independent of formats and tokens.
 
 Lines break at white space, or between the characters of scripts without spaces. Dynamic programming over the places
-near each break minimizes the costs of the lines.
+near each break minimizes the total cost of the lines.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ UNSPACED = (
 PLACE = re.compile(rf"{SPACE}+|(?<={UNSPACED})(?!{SPACE})|(?={UNSPACED})(?<!{SPACE})")
 NEVER_FIRST = frozenset("ーぁぃぅぇぉっゃゅょゎゕゖァィゥェォッャュョヮヵヶ々〻〜\uff5e\u2010\u2013—ะาำๅๆຯະາຳໆ")
 NEVER_LAST = frozenset("เแโใไເແໂໃໄ\u1039\u17d2")  # vowels before their consonant; signs that join two consonants
-COMPARISONS = 1 << 17  # line costs computed for one layout, unless windows would be too small
-MIN_WINDOW = 16  # places to choose from at each break
+COMPARISONS = 1 << 17  # limit on the line costs computed for one layout, unless windows would be too small
+MIN_WINDOW = 16  # minimum number of places to choose from at each break
 
 Place = tuple[int, int]
 Cost = tuple[int, float]
 
 
 def line_break_text(before: str, after: str) -> str:
-    """Return the text of a line break: nothing between characters of scripts without spaces, otherwise a space."""
+    """Return the text for a line break: nothing between characters of scripts without spaces, otherwise a space."""
     is_unspaced = re.match(UNSPACED, before[-1:]) and re.match(UNSPACED, after[:1])
     return "" if is_unspaced else " "
 
@@ -100,7 +100,7 @@ def is_allowed(text: str, place: Place) -> bool:
 
 
 def source_places(text: str, widths: Sequence[int], places: Sequence[Place]) -> list[Place] | None:
-    """Return the places that give lines of exactly these widths, or None. Each place covers at most one space."""
+    """Return the places that yield lines of exactly these widths, or None. Each place covers at most one space."""
     ends = {i: min(i + 1, end) for start, end in places for i in range(start, max(end, start + 1))}
     found, position = [], 0
     for width in widths[:-1]:
