@@ -12,7 +12,7 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").p
     handle_ctrl_c("speculative_decoding")
 
 # On an M5 with macOS 26.2 or later, MLX computes float32 matmuls of several rows in TF32, but matmuls of one row in
-# full precision. A draft would then change results by about 1e-3, so TF32 is off unless the user has already set the
+# full precision. A draft would then change results by about 1e-3, so this turns TF32 off, unless the user has set the
 # variable.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 

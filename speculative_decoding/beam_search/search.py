@@ -69,7 +69,7 @@ class BeamSearch:
         finished: Up to N finished outputs, in the order in which they ended.
     """
 
-    normalizes_after_constraints: ClassVar[bool] = False  # probabilities include forbidden tokens
+    normalizes_after_constraints: ClassVar[bool] = False  # log-probabilities are normalized before constraints
 
     num_beams: int
     length_penalty: float

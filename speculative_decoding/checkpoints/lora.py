@@ -1,7 +1,7 @@
 """Adds the low-rank updates of an adapter to a checkpoint (LoRA, Hu et al. 2021, arXiv 2106.09685).
 
-Updates are added in float32 when a tensor is read, before any casting or quantization. This module does not depend on
-models or on PEFT's tensor names, which loading/adapter.py handles.
+Updates are added in float32 when a tensor is read, before any casting or quantization. This module depends neither on
+models nor on PEFT's tensor names; loading/adapter.py translates those names.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Source:
 
 
 class MergedCheckpoint(Checkpoint):
-    """A base checkpoint with the changes of an adapter.
+    """A base checkpoint with an adapter's changes applied.
 
     Args:
         base: The base checkpoint. It must not be quantized.

@@ -44,7 +44,7 @@ class MappedFile:
     ) -> mx.array:
         """Copy little-endian numbers from the map into a new array.
 
-        MLX supports float64 on the CPU only, so float64 becomes float32.
+        MLX supports float64 only on the CPU, so float64 is converted to float32.
 
         Args:
             info: Shape and dtype of the array.

@@ -243,7 +243,7 @@ class PickleInterpreter:
             raise self.error("BUILD is allowed only for a state dict's _metadata")
 
     def persistent(self) -> None:
-        """Push a storage for ('storage', type, key, location, numel). The legacy format adds a None."""
+        """Push a storage for ('storage', type, key, location, numel). The legacy format appends None to this tuple."""
         match self.pop():
             case ("storage", GlobalName(name=name), str(key), str(), int(numel), *rest) if name in STORAGE_TYPES and (
                 rest in ([], [None])

@@ -80,7 +80,7 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "", na
 
 @contextmanager
 def one_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt for the first Ctrl-C only. After that, Ctrl-C ends the process without a traceback."""
+    """Raise KeyboardInterrupt only for the first Ctrl-C. After that, Ctrl-C ends the process without a traceback."""
     before = signal.getsignal(signal.SIGINT)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -115,7 +115,7 @@ def interrupts() -> Iterator[Callable[[], bool]]:
 
 
 def require_streams() -> None:
-    """Replace closed standard streams by /dev/null, so that no other file reuses their descriptors.
+    """Replace closed standard streams with /dev/null, so that no other file reuses their descriptors.
 
     Raises `InputError` if standard output is closed.
     """

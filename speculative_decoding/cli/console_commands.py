@@ -137,7 +137,7 @@ class ConsoleState:
             if (value := getattr(self.options, name)) != spec.default
         }
         previous = replace(self.config, chosen=self.options, given=changed.keys())
-        # The options for the draft model's prompt apply to the previous draft model
+        # The options for the draft model's prompt were meant for the previous draft model
         flags = replace(self.config.flags, draft_prefix=None, draft_src_lang=None, draft_tgt_lang=None)
         config = replace(make_run_config(paths, changed, flags), memory=self.config.memory)
         pair = config.open(use_draft=True)
@@ -159,10 +159,10 @@ class Command:
     """Decorator that registers a function as a command. The function takes the state and the argument text.
 
     Args:
-        usage: The name and its arguments: literal words, and placeholders in capitals.
+        usage: The command's name and arguments: literal words, and placeholders in capitals.
         meaning: The help text.
         current: Returns the current value as the user would type it.
-        choices: Returns completions of an argument.
+        choices: Returns possible completions for an argument.
     """
 
     usage: str
@@ -183,7 +183,7 @@ class Command:
         return [word for word in self.choices() if word.startswith(start)]
 
     def execute(self, state: ConsoleState, text: str) -> None:
-        """Run the command and print the new value. An invalid argument raises `InputError` with the usage."""
+        """Run the command and print the new value. For an invalid argument, raises `InputError` with the usage."""
         try:
             if self.usage == self.name and text.strip():
                 raise InputError(f"unexpected argument (got {text!r}, expected none)")

@@ -57,7 +57,7 @@ def first_divergence(
 ) -> Divergence | None:
     """Compare two outputs of a prompt. Returns None if they are identical.
 
-    options: The options used for both outputs, which `require_comparable` must accept.
+    options: The options with which both outputs were decoded; `require_comparable` must accept them.
     """
     if list(baseline) == list(speculative):
         return None

@@ -181,12 +181,12 @@ def decode_each(
     *,
     verify: bool,
 ) -> bool:
-    """Decode each prompt. Returns False if `verify` is set and the tokens of a prompt differ from the baseline's.
+    """Decode each prompt. Returns False if `verify` is set and the tokens of an output differ from the baseline's.
 
     Before the first prompt with several sentences to translate, a note suggests the `document` command.
 
     tokens: the source tokens of the first prompt.
-    note: printed before the first prompt that is not in `demonstration_prompts`.
+    note: a text to print before the first prompt that is not in `demonstration_prompts`.
     """
     is_same = True
     knows_documents = has_subpackage("documents")

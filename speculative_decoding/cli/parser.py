@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--help-all", action="help", help="show all options")
         self._given: Sequence[str] = ()
         self.flags: dict[str, str] = {}  # keyed by field, and by Python parameter if its name differs
-        self.specs: list[tuple[argparse.Action, OptionSpec]] = []  # for the flags that `add_flags` added
+        self.specs: list[tuple[argparse.Action, OptionSpec]] = []  # flags added by `add_flags`
 
     def format_help(self) -> str:
         from .help import HelpFormatter, help_text
@@ -104,8 +104,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print an error and exit.
 
-        If a flag is mistyped, that is reported instead, because argparse would only say that the correct flag is
-        missing.
+        If a flag is mistyped, report that instead, because argparse would only report that the correct flag is missing.
         """
         flags = [each for each in takewhile(lambda each: each != "--", self._given) if each.startswith("--")]
         names = [name for name in (each.partition("=")[0] for each in flags) if " " not in name]
@@ -175,7 +174,7 @@ def add_flags(
 
 
 def flags_from(cls: type[Flags], args: argparse.Namespace) -> Flags:
-    """Build the dataclass from the given flags, with defaults for the others."""
+    """Build the dataclass from the given flags, with defaults for all others."""
     given = vars(args)
     return cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})  # type: ignore[arg-type]
 

@@ -28,7 +28,7 @@ COMMANDS = {  # name: (module, subpackage that contains the command or None, hel
     "verify": ("cli.verify", None, "check that drafts leave the output unchanged"),
     "doctor": ("doctor.command", "doctor", "measure this device and check kernels and drafts"),
 }
-COMMANDS_BY_OTHER_NAME = {  # what other programs call a command, or what users may call it
+COMMANDS_BY_OTHER_NAME = {  # the names that other programs or users may use for a command
     **dict.fromkeys(("translate", "translation", "translator", "localize"), "document"),
     **dict.fromkeys(("whisper", "subtitle", "subtitles", "caption", "captions", "stt", "asr", "live"), "transcribe"),
     **dict.fromkeys(("run", "infer", "inference", "predict", "summarize", "prompt"), "generate"),

@@ -37,7 +37,7 @@ def progress(*, is_shown: bool = True, may_be_bar: bool = True, prints_above: bo
         nonlocal last_line
         bar.update(task.id, completed=done, total=total, description=text)
         if is_bar:
-            bar.start()  # on the first update, so that an earlier error leaves no empty bar
+            bar.start()  # started on the first update, so that an earlier error leaves no empty bar
         elif is_shown and time.monotonic() - last_line >= LINE_SECONDS:
             last_line = time.monotonic()
             left = "" if task.time_remaining is None else f", about {task.time_remaining / 60:.0f} min left"

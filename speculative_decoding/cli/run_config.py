@@ -224,7 +224,7 @@ def make_run_config(
 class RunConfig:
     """Configuration of a run.
 
-    models: The models, by folder.
+    models: The models, specified by their folders.
     chosen: The options that the user chose. `drafter` is None if the default drafter is used.
     given: The names of the decoding options that the user chose.
     shard: Splits the target among processes; see `open_model`.
@@ -267,7 +267,7 @@ class RunConfig:
         options = self.settings() | asdict(self.flags)
         memory = self.memory
         del options["recalibrate"], options["memory"]
-        del options["draft_text_file"]  # the hash of the texts is among the settings
+        del options["draft_text_file"]  # the settings already include a hash of the texts
         strict = options.pop("strict")
         prefix = "".join(self.prompt_prefixes)
         return {
@@ -346,7 +346,7 @@ class RunConfig:
         return pair
 
     def with_memory(self, pair: ModelPair, used: Collection[str] = ()) -> RunConfig:
-        """Return this configuration with its translation memory loaded, which is read only once.
+        """Return this configuration with its translation memory, which is loaded only once.
 
         `src_lang` and `tgt_lang` select the languages of a TMX file. If they add a prefix to each prompt, as for T5,
         the prefix is printed.
@@ -384,7 +384,7 @@ class RunConfig:
 
     @contextmanager
     def session(self, pair: ModelPair) -> Iterator[Session]:
-        """Read the weights and yield a session. The n-gram store is saved by `saving`."""
+        """Read the weights and yield a session. `saving` saves the n-gram store."""
         assert self.flags.memory is None or self.memory is not None, "call with_memory first"
         path = self.flags.ngram_store
         if path is not None and not path.exists():
@@ -413,7 +413,7 @@ class RunConfig:
                 yield session
 
     def _draft_vocabulary(self, pair: ModelPair) -> DraftVocabulary:
-        """Return the tokens that the draft model may propose, read from the two flags, which must be given together."""
+        """Return the tokens that the draft model may propose, which the two flags specify together."""
         size, path = self.flags.draft_vocab, self.flags.draft_vocab_text
         assert size is not None and path is not None
         lines = read_text(path, Name("draft_vocab_text")).split("\n")
@@ -424,9 +424,9 @@ class RunConfig:
 
 @contextmanager
 def saving(store: TextStore, path: Path) -> Iterator[None]:
-    """Save a store on exit, even after an error, and once a minute, in case the process is killed.
+    """Save a store on exit, even after an error, and once a minute in case the process is killed.
 
-    Raises `InputError` if it cannot be saved, unless another exception ends the block.
+    Raises `InputError` if the store cannot be saved, unless another exception ends the block.
     """
     stop = Event()
     thread = Thread(target=save_changes, args=(store, path, stop), name="n-gram store", daemon=True)

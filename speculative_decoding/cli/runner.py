@@ -119,7 +119,7 @@ class PromptRunner:
             tokens: The source tokens, if the prompt is already tokenized.
 
         Returns:
-            The answer, or None if the user stopped the prompt before the answer began.
+            The answer, or None if the user stopped decoding before the answer began.
         """
         model, tokenizer, options = session.model, session.tokenizer, session.options
         if tokens is None:
@@ -219,12 +219,12 @@ def have_same_destination() -> bool:
 
 
 def tokens_per_second(stats: GenerationStats) -> float:
-    """Return the tokens per second of whole requests, including the encoder."""
+    """Return the tokens per second, including the time for encoding."""
     return stats.generated_tokens / max(stats.encode_seconds + stats.decode_seconds, 1e-9)
 
 
 def run_summary(stats: GenerationStats, options: GenerationOptions, num_texts: int, num_cut: int) -> str:
-    """Summarize prompts that were decoded one after another. num_cut: the number of texts that ended at max_tokens."""
+    """Summarize prompts that were decoded one after another. num_cut: how many outputs ended at max_tokens."""
     times = f"decode {stats.decode_seconds:.3f} s"
     if stats.draft_seconds is not None and stats.verify_seconds is not None:
         times = f"draft {stats.draft_seconds:.3f} s, verify {stats.verify_seconds:.3f} s"
@@ -238,7 +238,7 @@ def run_summary(stats: GenerationStats, options: GenerationOptions, num_texts: i
 
 
 def summary_notes(stats: GenerationStats, options: GenerationOptions, num_texts: int, num_cut: int) -> list[str]:
-    """Return the notes that apply to this run: acceptance, texts cut at max_tokens, lossy decoding."""
+    """Return the notes that apply to this run: acceptance, outputs cut at max_tokens, lossy decoding."""
     notes: list[str] = []
     if stats.drafted_tokens:
         note = f"accepted {stats.accepted_tokens} of {stats.drafted_tokens} draft tokens ({stats.acceptance_rate:.1%})"

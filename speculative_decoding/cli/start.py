@@ -20,7 +20,7 @@ def start(parser: Parser, argv: Sequence[str] | None, command: Command, follow: 
 
     If `mlx.launch` started several processes, rank 0 runs the command, and the other ranks run `follow`.
 
-    follow: The command of the other ranks. If None, they run the passes of a sharded target as rank 0 directs.
+    follow: The command that the other ranks run. If None, they run a sharded target's passes as directed by rank 0.
     """
 
     def start_processes() -> int:

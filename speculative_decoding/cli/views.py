@@ -19,7 +19,7 @@ from ..engine import Event
 from ..errors import Name, writing
 from ..loading.tokenizer import REPLACEMENT, Tokenizer, continuation_text
 
-# Replacements of control characters, which a terminal would interpret. Newline and tab are kept.
+# Replacements for control characters, which a terminal would interpret. Newlines and tabs are kept.
 CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
 CONTROLS |= {127: "\u2421"} | dict.fromkeys(range(128, 160), REPLACEMENT)
 

@@ -1,8 +1,8 @@
 """Loads a fast BLAS for MLX's CPU wheel, which bundles the slow reference BLAS.
 
 libmlx resolves `cblas_sgemm` to the first library that defines it. A library that is loaded globally *before*
-`mlx.core` is imported therefore computes every matmul. Loading runs no compiler and never fails; without a fast BLAS,
-MLX is slow.
+`mlx.core` is imported therefore computes every matmul. Loading never runs a compiler and never fails. If no fast BLAS
+is found, MLX is slow.
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ def encode_prompt(
 
 
 def fits(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, options: GenerationOptions) -> bool:
-    """Whether a prompt is short enough. Other errors in it are ignored."""
+    """Whether a prompt is short enough. Other errors are ignored."""
     try:
         encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang, options.tgt_lang)
     except TooLong:
@@ -388,7 +388,7 @@ def require_characters(text: str, name: str) -> None:
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, name: str = "eos_token_ids", what: str = "") -> None:
-    """Raise `InputError` unless every id has an embedding. It names the option `name`, or its part `what` if given.
+    """Raise an `InputError` naming the option `name`, or its part `what` if given, unless every id has an embedding.
 
     MLX does not check bounds, so an id beyond the table would read arbitrary memory. Every source of ids is checked:
     config.json and generation_config.json when they are read, ids from tokenizers and callers here, ids of

@@ -6,9 +6,9 @@ This is the loop in `single_sequence.py` for many requests at once. Read that fi
   free or not, so its shape stays the same.
 - A *draft* (`Draft`) has up to K tokens in each row. Shorter rows are padded to K tokens; `Draft.lengths` holds the
   number of draft tokens in each row, and no rule accepts the padding. Its *kind* is "model" if a draft model or draft
-  head generated it, "copy" if it was looked up, "text" or "memory" if it follows a given text or one of a translation
-  memory, and "custom" by default for a user's drafter. Kinds differ in cost and acceptance rate, so each has its own
-  draft length.
+  head generated it, "copy" if it was looked up, "text" or "memory" if it follows a given text or a text from a
+  translation memory, and "custom" by default for a user's drafter. Kinds differ in cost and acceptance rate, so each
+  has its own draft length.
 - A *drafter* (`BatchDrafter`) rolls back by itself: `propose` receives the committed tokens of each request.
 - A *policy* (`DraftLength`) chooses the maximum draft length of each row before drafting. Requests may share a policy,
   which then learns from all of them.
@@ -119,7 +119,7 @@ def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> d
     rounds = commit(batch, draft, kinds, verified)  # a request may end here, at an end token, a stop string or a limit
     rewind(batch)  # the cache keeps every committed token but the last
     for policy, own in by_policy(requests):
-        policy.observe([rounds[request] for request in own])  # policies may learn how many draft tokens are accepted
+        policy.observe([rounds[request] for request in own])  # a policy may learn from the number of accepted tokens
     grown = [request for request in requests if rounds[request].tokens]  # the logits of the others were not finite
     batch.drafter.observe(grown, [len(rounds[request].tokens) for request in grown])  # a head reads hidden states
     return rounds
@@ -153,7 +153,7 @@ def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Req
 
 
 def by_policy(requests: Sequence[Request]) -> list[tuple[DraftLength, list[Request]]]:
-    """The draft-length policies, each with the requests that share it. A policy chooses all of their lengths together."""
+    """The draft-length policies, each with the requests that share it. A policy chooses all these lengths together."""
     groups: dict[int, tuple[DraftLength, list[Request]]] = {}  # by identity: a user's policy may not be hashable
     for request in requests:
         groups.setdefault(id(request.draft_length), (request.draft_length, []))[1].append(request)

@@ -1,7 +1,7 @@
 """Runs a command in several processes started by `mlx.launch`, usually one per machine.
 
-Each rank holds either a shard of the model (`shard_model`), or the whole model and decodes some of the rows
-(`AllRanks`). Training divides its examples separately (training/training_group.py).
+Either each rank holds a shard of the model (`shard_model`), or each rank holds the whole model and decodes some of the
+rows (`AllRanks`). Training divides its examples separately (training/training_group.py).
 """
 
 from .data_parallel import AllRanks, serve_rows

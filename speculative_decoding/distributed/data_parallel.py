@@ -12,21 +12,21 @@ from typing import Any, Generic, TypeVar
 from ..rows.scheduling import BatchResult, Scheduler, finished
 from .process_group import Channel
 
-Row = tuple[int, Mapping[str, Any]]  # the number of a row in the job, and its fields
+Row = tuple[int, Mapping[str, Any]]  # a row's number in the job, and its fields
 Result = TypeVar("Result")
 
 
 class AllRanks(Generic[Result]):
     """A `Scheduler` on rank 0 that decodes rows on all ranks. Results are returned in order of completion.
 
-    Each row goes to the rank with the fewest unfinished rows, so even short jobs use all ranks.
+    Each row is sent to the rank with the fewest unfinished rows, so even short jobs use all ranks.
 
     Args:
         own: Decodes rows in this process.
         channel: The connections to the other ranks.
         ranks: The other ranks, which run `serve_rows`.
-        max_pending: Unfinished rows to keep on each other rank. With fewer, a rank would idle while this process
-            computes.
+        max_pending: The number of unfinished rows to keep on each of the other ranks. With fewer, a rank would idle
+            while this process computes.
         parse: Builds a result from its JSON fields.
     """
 

@@ -202,7 +202,7 @@ def join_process_group(on_lost: OnLost) -> ProcessGroup:
 
 
 def open_channel(group: mx.distributed.Group, on_lost: OnLost) -> Channel:
-    """Connect rank 0 to each other rank. A sum over the ranks distributes its port and a random secret."""
+    """Connect rank 0 to each other rank. Rank 0's port and a random secret are distributed as a sum over the ranks."""
     address = first_address()
     rank = group.rank()
     server = socket.create_server((address, 0)) if rank == 0 else None

@@ -27,7 +27,7 @@ class ShardedModel(EncoderDecoder):
     """One rank's shard of a model. On rank 0, it behaves like the whole model.
 
     `sharded_class` combines this class with an architecture. Each method below runs on all ranks when rank 0 calls it.
-    Methods that use the embedding or the head, such as `embed` and `logits`, run on rank 0 only.
+    Methods that use the embedding or the head, such as `embed` and `logits`, run only on rank 0.
     """
 
     broadcaster: RankBroadcaster
@@ -108,15 +108,15 @@ class RankBroadcaster:
         self._changes: list[Any] = []  # on rank 0: changes to its caches since the last announced call
 
     def announce(self, method: str, *arguments: Any) -> tuple[Any, ...]:
-        """Send a model call to the other ranks, and return the arguments that all ranks must use."""
+        """Send a model call to the other ranks, and return the arguments to use, which are the same on all ranks."""
         if self.processes.is_first:
-            count = len(self._changes)  # the deletion of a cache may add a change at any time
+            count = len(self._changes)  # deleting a cache may add a change at any time
             self.processes.channel.send([self._changes[:count], method, *map(as_message, arguments)])
             del self._changes[:count]
         return tuple(self._broadcast(each) if isinstance(each, mx.array) else local(each) for each in arguments)
 
     def register(self, cache: DecoderCache, full: CrossAttentionCache | None) -> BroadcastCache | DecoderCache:
-        """Number a new cache, which exists on all ranks. Returns a proxy on rank 0, and the cache on the others.
+        """Assign a number to a new cache that exists on all ranks. Returns a proxy on rank 0, the cache on other ranks.
 
         Args:
             cache: This rank's shard.
@@ -222,7 +222,7 @@ def as_message(argument: Any) -> Any:
 
 
 def local(argument: Any) -> Any:
-    """Replace the proxy of a cache with the cache."""
+    """Replace a cache's proxy with the cache itself."""
     return argument.cache if isinstance(argument, BroadcastCache) else argument
 
 

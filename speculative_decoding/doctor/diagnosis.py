@@ -1,4 +1,4 @@
-"""The measurements and checks of `doctor`. The resulting JSON object contains no paths, prompts, user or host names."""
+"""The measurements and checks of `doctor`. The resulting JSON object names no paths, prompts, users or hosts."""
 
 from __future__ import annotations
 
@@ -342,9 +342,9 @@ def public_name(folder: Path) -> str | None:
 def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Sequence[str | AudioFrames]:
     """Return prompts for a self-test.
 
-    The prompts are two from each bundled file for a bundled target, the bundled recording for a speech model, and
-    generic ones for other targets. If the `speech` subpackage is missing, there is no prompt for speech models, because
-    the recording cannot be read.
+    A bundled target is tested with two prompts from each bundled file, a speech model with the bundled recording, and
+    any other target with generic prompts. If the `speech` subpackage is missing, there is no prompt for speech models,
+    because the recording cannot be read.
     """
     if audio is not None:
         if not has_subpackage("speech"):

@@ -53,8 +53,8 @@ def document(session: SessionLike, text: str, **options: Unpack[DocumentKeywords
 def document_parts(session: SessionLike, text: str, **options: Unpack[DocumentKeywords]) -> Iterator[DocumentPart]:
     """Decode a document like `document`, but yield each part as soon as this part and all earlier parts are decoded.
 
-    The arguments are validated by the call itself, before iteration. Findings about unusual lengths are not reported,
-    because they require the whole document.
+    The arguments are validated by the call itself, before iteration. Unusual lengths are not reported as findings,
+    because detecting them requires the whole document.
     """
     return decoded_parts(*prepared(session, text, **options))
 

@@ -1,7 +1,7 @@
 r"""Patterns of code within text, such as placeholders, tags, paths and escapes, which translators do not translate.
 
 Other text is decoded, such as "and/or", "_emphasis_", "(s)", "A:B", "--" or "<3". docs/decisions/what-survives.md lists
-how often human translators keep each of them. The patterns are independent of formats and models.
+how often human translators keep each kind. The patterns are independent of formats and models.
 
 Repetitions are bounded or possessive, and lookbehinds let matches start only at a few positions within a word, so a
 search takes linear time.
@@ -154,7 +154,7 @@ PATTERN_SOURCES: dict[str, tuple[str, list[str]]] = {
             r"(?<![\w.])[A-Z](?:\+\+|#)(?!\w)",  # C++
         ],
     ),
-    # Only the mark is kept, because it may precede another letter in the output
+    # Only the mark itself is kept, because it may precede another letter in the output
     "mnemonic": (
         "&_~#",
         [

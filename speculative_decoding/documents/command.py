@@ -219,7 +219,7 @@ def memory_writer(
 
 @dataclass
 class Run:
-    """One run of the command, which decodes and writes documents.
+    """One run of the command: decodes documents and writes their outputs.
 
     Args:
         documents: The documents.
@@ -229,7 +229,7 @@ class Run:
     Attributes:
         current: The document whose part was read last.
         finished: The number of pieces whose outputs are known.
-        pieces: The number of written pieces.
+        pieces: The number of pieces that have been written.
         seconds: The elapsed time.
     """
 
@@ -269,7 +269,7 @@ class Run:
         done = 0
         decoded = decoder.decode(self.parts())
         replaces = self.journal is not None and self.journal.force
-        may_be_bar = self.journal is not None or not sys.stdout.isatty()  # a bar would be mixed into the document
+        may_be_bar = self.journal is not None or not sys.stdout.isatty()  # a bar would be mixed with the document
         with progress(may_be_bar=may_be_bar) as show:
 
             def show_rate() -> None:

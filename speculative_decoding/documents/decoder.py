@@ -40,7 +40,7 @@ class DocumentDecoder:
         options: See `GenerationOptions`. The default of `max_tokens` depends on each prompt.
 
     Attributes:
-        scheduler: The scheduler of the pieces, which also counts them.
+        scheduler: The scheduler that decodes the pieces, and counts them.
 
     Raises:
         InputError: The model or an option cannot be used for documents.

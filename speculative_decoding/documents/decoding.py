@@ -28,8 +28,8 @@ class Rules:
     """How pieces are decoded.
 
     Args:
-        fits: Returns whether the model accepts a text.
-        terms: Texts that must survive, in addition to those that `survival` finds.
+        fits: Returns whether the model accepts a text as a prompt.
+        terms: Terms that must appear unchanged in the output, in addition to what `survival` finds.
     """
 
     fits: Callable[[str], bool] = lambda text: True
@@ -93,7 +93,7 @@ def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
 
 
 def without_added_stop(output: str, source: str) -> str:
-    """Remove a full stop that the source lacks. Models add it to headings, to cells, and to parts of sentences."""
+    """Remove a final full stop that the source lacks. Models add one to headings, cells and parts of sentences."""
     is_added = source[-1:].isalnum() and output.endswith(".") and not output.endswith("..")
     return output.removesuffix(".").rstrip() if is_added else output
 

@@ -19,14 +19,14 @@ SPLIT = "split"  # the piece was longer than the model allows
 FAILED = "failed"  # the piece could not be decoded, and was copied
 COPIED = "copied"  # text that was copied, because it is malformed or is not natural language
 PARTS = "parts"  # the output was assembled from outputs for parts, because the first output lacked a required part
-LOST = "lost"  # the output lacks a number or a character of the source
+LOST = "lost"  # the output lacks a number or a character that the source contains
 
 
 class Finding(NamedTuple):
     """A passage to check.
 
     Args:
-        line: The line of the document, from 1.
+        line: The line in the document, counted from 1.
         kind: The category: one of the constants above.
         what: A short description.
     """

@@ -22,7 +22,7 @@ MAX_REFERENCE = 64  # characters; no code point has that many digits
 
 def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
     """Yield the parts of a document, which is read as a whole."""
-    source = StringIO(newline="")  # unlike "".join, it holds no list of lines with 50 bytes of overhead each
+    source = StringIO(newline="")  # unlike "".join, this creates no list of lines, which have 50 bytes of overhead each
     source.writelines(lines)
     return Reader(source.getvalue()).parts()
 
@@ -112,7 +112,7 @@ class Reader:
             self.content.open(tag.name, tag.start, self.source[tag.start : tag.end], is_link)
 
     def end_block(self) -> Iterator[Part]:
-        """Yield the content since the last block tag if it has text, after the literal that precedes it."""
+        """Yield the content since the last block tag if it contains text, preceded by the literal before it."""
         content, self.content = self.content, Content()
         if not content.has_text:
             return
@@ -137,7 +137,7 @@ class Content:
         self.tokens: list[Token] = []
         self.start = 0  # position of the first token in the document
         self.has_text = False
-        self._size = 0  # characters of the tokens that are not white space
+        self._size = 0  # number of characters in the tokens, without white space
         self._last = ""  # the last character of the text
         # If the last token with text is a break: its index, and the character before it
         self._break: tuple[int, str] | None = None
@@ -220,7 +220,7 @@ def stripped_text(token: Text, raw: str) -> Text:
 
 
 def tokens_of_reference(raw: str) -> Iterator[Token]:
-    """Yield the character of a reference, and the text after it if only the start of the name is a known name."""
+    """Yield a reference's character, and the text after it if only the start of the name is a known name."""
     name = raw[1:]
     if not name.startswith("#"):
         name = next((name[:size] for size in range(len(name), 1, -1) if name[:size] in html5), "")

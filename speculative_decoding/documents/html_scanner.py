@@ -1,4 +1,4 @@
-"""Finds the tags, references, texts and element ends of HTML with their source positions. Builds no tree.
+"""Finds the tags, references, texts and element ends in HTML, with their source positions. Builds no tree.
 
 Tokens follow the tokenizer of the HTML standard (https://html.spec.whatwg.org/multipage/parsing.html), including its
 error handling. Element ends are tracked by tag name only.
@@ -59,7 +59,7 @@ BLOCK = FLOW | names(
     "script select style template textarea title video"
 )
 ROWS = names("table tbody tfoot thead")
-# A start tag implies the end of the elements around it, up to the nearest of these
+# A start tag implies the end of the elements around it, up to the nearest ancestor in this set
 PARENTS = {
     "li": names("dir menu ol ul"),
     **dict.fromkeys(["dd", "dt"], names("dl div")),
@@ -163,7 +163,7 @@ class Element:
     def __init__(self, name: str, in_paragraph: bool = False) -> None:
         self.name = name
         self.in_paragraph = in_paragraph or name == "p" or name in FOREIGN
-        self._open: Counter[str] = Counter()  # number of open elements within it, by name
+        self._open: Counter[str] = Counter()  # number of open elements within it, keyed by name
 
     def is_closed_by(self, tag: Token) -> bool:
         return tag.is_closing and tag.name == self.name

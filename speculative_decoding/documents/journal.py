@@ -1,4 +1,4 @@
-"""The journal of a run over documents: a log (`runs/log.py`) with a record for each finished piece.
+"""The journal of a run of `document`: a log (`runs/log.py`) with a record for each finished piece.
 
 A record contains the piece's number, a hash of its source, and its output. Records are written in order of completion.
 """
@@ -29,7 +29,7 @@ class Journal:
         self.force = force
 
     def recorded(self, number: int, piece: Piece, name: str) -> DecodedPiece | None:
-        """Return the recorded output of a piece, or None if it must be decoded. Numbers must ascend.
+        """Return a piece's recorded output, or None if it must be decoded. Calls must be in ascending order of numbers.
 
         name: The name of the document, for messages.
 
@@ -49,7 +49,7 @@ class Journal:
         return found[1]
 
     def append(self, number: int, piece: Piece, decoded: DecodedPiece) -> None:
-        """Record a decoded piece. The file of an earlier run is not changed before this call."""
+        """Record a decoded piece. An earlier run's file is not changed before the first call."""
         self.log.append({"piece": number, "source_sha256": digest(piece), "output": decoded.as_json()})
 
 

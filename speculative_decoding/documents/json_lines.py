@@ -18,11 +18,11 @@ SPACE = re.compile(r"[ \t\n\r]*")
 # An escaped character, white space between two cells, or other text without escapes
 SPELLED = re.compile(r"\\u[Dd][89ABab]..\\u[Dd][C-Fc-f]..|\\u....|\\.|\s{2,}|(?:[^\\\s]++|\s(?!\s))++")
 ESCAPED = re.compile(r"\\u(?!00[0-7])[\dA-Fa-f]{4}")  # an escaped character beyond ASCII
-DECODER = json.JSONDecoder(parse_int=str, parse_float=str)  # converting long numbers takes quadratic time
+DECODER = json.JSONDecoder(parse_int=str, parse_float=str)  # converting long numbers would take quadratic time
 
 
 def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
-    """Yield the parts of JSON lines. Memory depends only on the longest line.
+    """Yield the parts of JSON lines. Memory use depends only on the longest line.
 
     Blank lines are copied. Raises `InputError` for a line that is not a JSON object with a string in every field.
     """
@@ -92,7 +92,7 @@ def ends_cell(token: Token) -> bool:
 
 @lru_cache(1 << 12)  # a text may consist only of escapes, and shared tokens save memory
 def escape(spelled: str) -> Text | Point:
-    """Return the token of an escape: a `Point` for NUL and lone surrogates, which cannot be decoded, or a `Text`."""
+    """Return the token for an escape: a `Point` for NUL and lone surrogates, which cannot be decoded, else a `Text`."""
     text: str = DECODER.decode(f'"{spelled}"')
     return Point(spelled) if text == "\0" or "\ud800" <= text <= "\udfff" else Text(text, spelled)
 

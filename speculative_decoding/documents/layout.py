@@ -21,7 +21,7 @@ UNSPACED = (
 )
 PLACE = re.compile(rf"{SPACE}+|(?<={UNSPACED})(?!{SPACE})|(?={UNSPACED})(?<!{SPACE})")
 NEVER_FIRST = frozenset("ーぁぃぅぇぉっゃゅょゎゕゖァィゥェォッャュョヮヵヶ々〻〜\uff5e\u2010\u2013—ะาำๅๆຯະາຳໆ")
-NEVER_LAST = frozenset("เแโใไເແໂໃໄ\u1039\u17d2")  # vowels before their consonant; signs that join two consonants
+NEVER_LAST = frozenset("เแโใไເແໂໃໄ\u1039\u17d2")  # vowels that precede their consonant; signs that join two consonants
 COMPARISONS = 1 << 17  # limit on the line costs computed for one layout, unless windows would be too small
 MIN_WINDOW = 16  # minimum number of places to choose from at each break
 
@@ -43,7 +43,7 @@ def break_places(
     limit: int = 0,
     column: int = 0,
 ) -> list[Place]:
-    """Return where to break a text into lines.
+    """Return the places at which to break a text into lines.
 
     Each line's share of the text is close to its share of the source. No line is wider than the limit, if such a layout
     exists. If the text can be broken into lines of exactly the source's widths, these lines are chosen.
