@@ -1,8 +1,8 @@
 """Whisper's encoder for CPUs, in NumPy, and the projections of its output to the decoder's cross keys and values.
 
-MLX's CPU backend computes everything but matmuls with one thread, and on x86-64 without vector instructions for
-exponentials. For a 30-second window, the softmax and the GELU would take longer than the matmuls. In this module,
-each thread computes some of the positions or heads, including their matmuls. For measurements, see
+MLX's CPU backend computes everything but matmuls in one thread, and on x86-64 it computes exponentials without vector
+instructions. For a 30-second window, the softmax and the GELU would take longer than the matmuls. In this module, each
+thread computes some of the positions or heads, including their matmuls. For measurements, see
 docs/decisions/exponentials.md.
 """
 
@@ -27,7 +27,7 @@ Array = NDArray[np.float32]
 
 QUERIES = 512  # number of queries of a head to compute together
 GELU_ROWS = 128  # number of rows to compute together, so that the temporary arrays stay in a cache
-ONE_AT_A_TIME = Lock()  # the number of BLAS threads is set for the whole process
+ONE_AT_A_TIME = Lock()  # the number of BLAS threads can be set only for the whole process
 MAX_SCORE = 60.0  # exp of a score beyond +-MAX_SCORE could overflow or underflow float32
 
 
@@ -131,7 +131,7 @@ def add_layer(layer: nn.Module, x: Array, threads: Threads) -> None:
     self_norm, ff_norm = norm(layer.self_norm), norm(layer.ff_norm)
     qkv, o = linear(layer.self_attention.qkv), linear(layer.self_attention.o)
     wi, wo = linear(layer.ff.wi), linear(layer.ff.wo)
-    ones = np.ones((length, 1), np.float32)  # a matmul with this vector is a fast sum
+    ones = np.ones((length, 1), np.float32)  # a matmul with this vector is a fast way to compute sums
 
     def project(rows: slice) -> None:
         projected[rows] = qkv(self_norm(x[rows]))

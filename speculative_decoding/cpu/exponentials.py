@@ -1,7 +1,7 @@
 """Softmax and GELU for CPUs on which MLX computes exponentials one by one.
 
 MLX uses vector instructions only on ARM. On x86-64, its `exp` takes 12 ns per element, and its `erf` takes 26 ns. The
-functions below consist of additions, multiplications and shifts. Compilers vectorize loops of these, so an
+functions below consist of additions, multiplications and shifts. Compilers vectorize loops of such operations, so an
 exponential takes 1.5 ns. For measurements, see docs/decisions/exponentials.md.
 """
 
@@ -51,7 +51,7 @@ def compiled(
     function: Callable[[mx.array], mx.array], shape: tuple[int, ...], dtype: mx.Dtype
 ) -> Callable[[mx.array], mx.array]:
     """Compile a function for one shape and type."""
-    return mx.compile(partial(function))  # MLX keeps traces by function object, and drops them with the object
+    return mx.compile(partial(function))  # MLX keeps a function object's traces, and drops them with the object
 
 
 def _exp(x: mx.array) -> mx.array:
@@ -62,7 +62,7 @@ def _exp(x: mx.array) -> mx.array:
     low = EXP2[0] + EXP2[1] * f
     high = (EXP2[2] + EXP2[3] * f) + f2 * ((EXP2[4] + EXP2[5] * f) + EXP2[6] * f2)
     bits = mx.maximum(whole + 127, 0) << 23  # the bits of the float 2**whole
-    # A comparison of floats would prevent vectorization. Where x is -inf (masked), `f` is infinite and the result 0.
+    # Comparing floats would prevent vectorization. Where x is -inf (masked), `f` is infinite and the result is 0.
     return mx.where(bits > 0, (low + f2 * high) * bits.view(mx.float32), 0.0)
 
 

@@ -1,7 +1,7 @@
 """Provides MLX with a private folder for the CPU kernels that it compiles.
 
 MLX fuses operations into kernels. `g++` compiles each kernel on first use, and MLX loads any library that is already in
-`$TMPDIR/mlx`. All users of a Linux machine share that folder, so such a library could be another user's code. This
+`$TMPDIR/mlx`. All users of a Linux machine share that folder, so such a library could contain another user's code. This
 module redirects MLX to a folder that only the current user can write, or disables fused kernels.
 """
 
@@ -31,7 +31,7 @@ _folder: Path | None = None  # the folder that MLX uses for compiled kernels
 
 
 def use_private_folder() -> None:
-    """Redirect MLX's compiled kernels. Call before MLX evaluates anything; runs no compiler and never fails."""
+    """Redirect MLX's compiled kernels. Call before MLX evaluates anything. Runs no compiler, never fails."""
     global _folder
     try:
         folder = cache_folder("kernels")

@@ -1,4 +1,4 @@
-"""The training loss in NumPy, whose exponentials and sums take half as long as MLX's on a CPU.
+"""The training loss, computed in NumPy, whose exponentials and sums take half as long as MLX's on a CPU.
 
 On one x86-64 core, a training step for the bundled target takes 0.90 s with this module and 1.83 s with MLX's loss.
 """

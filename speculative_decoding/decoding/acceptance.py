@@ -73,7 +73,7 @@ class AcceptanceRule(ABC):
 class Rejection(AcceptanceRule):
     """Leviathan et al. 2023, algorithm 1: accept x with probability min(1, p(x) / q(x) + delta).
 
-    delta 0 is exact, delta 1 accepts everything.
+    With delta 0, the rule is exact; with delta 1, it accepts everything.
     """
 
     delta: float | mx.array = 0.0  # or (B, 1), with a value for each row
@@ -193,7 +193,7 @@ class Coupled(Greedy):
 
 
 def rule_class(options: GenerationOptions) -> type[AcceptanceRule]:
-    """The acceptance rule of a request: `Greedy` at temperature 0, otherwise the rule that its options name."""
+    """The acceptance rule of a request: `Greedy` at temperature 0, otherwise the rule named in its options."""
     return Greedy if options.is_greedy else RULES[options.rule]
 
 
@@ -240,8 +240,8 @@ def stop_from(accept: mx.array, draft: Draft) -> mx.array:
 def residual(draft: Draft, target_probs: mx.array, weights: mx.array, accepted: mx.array) -> mx.array:
     """(B, V), not normalized: the distribution of the token after `accepted` draft tokens.
 
-    After the end of a row's draft, there is no q, so p itself is used. It is also used if the residual rounds to zero,
-    which happens if p and q are almost equal.
+    After the end of a row's draft, there is no q, so p itself is used. p is also used if the residual rounds to zero,
+    because p and q are almost equal.
     """
     at = accepted[:, None, None]
     p = mx.take_along_axis(target_probs, at, axis=1)[:, 0]

@@ -133,7 +133,7 @@ class PromptReader:
         return found
 
     def read(self, request: RequestView) -> tuple[str, str | None, str | None]:
-        """Return the draft model's prompt, and its languages (source, target). Raises `InputError`."""
+        """Return a prompt for the draft model, and its languages (source, target). Raises `InputError`."""
         tokenizer, own = self._target.tokenizer, self._prompt
         pieces = tokenizer.vocabulary.pieces
         ids = request.source_tokens
@@ -241,10 +241,10 @@ class WrittenText(WrittenRequest):
     """The draft model's output for a request to the target. Its text includes that of all committed tokens.
 
     Args:
-        writer: The writer that started it.
+        writer: The writer that started this output.
         draft: The draft model's request.
         request: The target's request; None while calibration times the writer.
-        before: The text of the tokens that were committed when the output was started.
+        before: The text of the tokens that had been committed when this output was started.
     """
 
     num_skipped = 0

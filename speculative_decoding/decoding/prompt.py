@@ -79,7 +79,7 @@ class DecoderPrompt(NamedTuple):
         observer: See `Request`.
         search: See `Request`.
         first: The required first token after the start token; None if there is none, or if there is a forced prefix.
-        draft_texts: Texts that the output may resemble.
+        draft_texts: Texts that the output may resemble, from which tokens can be drafted.
     """
 
     options: GenerationOptions
@@ -281,7 +281,7 @@ def encode_prompt(
     if allow_long or model.max_positions is not None:
         limit, why = model.max_positions, "has positions for"
     if isinstance(prompt, str):
-        # Check the characters first: tokenizing a huge text takes minutes and gigabytes.
+        # Check the characters first, because tokenizing a huge text takes minutes and gigabytes of memory.
         if limit is not None and (length := len(prompt) - prompt.count(" ")) > limit * TOKEN_CHARACTERS:
             raise too_long(f"{length} characters", why, limit)
         require_characters(prompt, "prompt")

@@ -16,7 +16,7 @@ from .text_streamer import TextStreamer
 
 
 class Observer(Protocol):
-    """Receives the target's logits, for a caller that needs more than tokens, such as a transcription.
+    """Receives the target's logits, for callers that need more than tokens, such as a transcription.
 
     position: The number of prefix tokens after which `prefilled` receives the logits.
     """
@@ -27,7 +27,7 @@ class Observer(Protocol):
         """Receive the raw logits (V,) after the first `position` tokens, as a lazy array."""
 
     def committed(self, logits: np.ndarray, tokens: Sequence[int]) -> None:
-        """Receive the tokens of a round, and for each token the logits after penalties and constraints, (N, V)."""
+        """Receive a round's tokens, and each token's logits after penalties and constraints, (N, V)."""
 
 
 @dataclass(eq=False)

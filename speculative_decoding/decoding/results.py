@@ -20,7 +20,7 @@ class Round:
         accepted: The number of accepted draft tokens that became part of the output.
         seconds: Wall-clock time of the round; filled in by the engine.
         kind: The kind of draft (`BatchDrafter.kind_and_limit`); "" without a draft.
-        draft_seconds: Time to draft, for `timed` requests. Measuring it takes a second host sync.
+        draft_seconds: Time to draft, for `timed` requests. Measuring it requires a second host sync.
         verify_seconds: Time of the target's pass, for `timed` requests. The rest of `seconds` is host time.
         finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, "error" (without
             tokens) if the target's logits are not finite; None if more rounds follow.
@@ -64,7 +64,7 @@ class GenerationStats:
     target_calls: int = 0  # the number of rounds; each is one pass of the target's decoder
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    accepted_histogram: Counter[int] = field(default_factory=Counter)  # rounds by number of accepted tokens
+    accepted_histogram: Counter[int] = field(default_factory=Counter)  # counts rounds by number of accepted tokens
     drafted_by_kind: Counter[str] = field(default_factory=Counter)  # by `Round.kind`
     accepted_by_kind: Counter[str] = field(default_factory=Counter)
     encode_seconds: float = 0.0
@@ -72,9 +72,8 @@ class GenerationStats:
     draft_seconds: float | None = None  # part of decode_seconds; None unless timed
     verify_seconds: float | None = None  # part of decode_seconds; None unless timed
     time_to_first_token: float = 0.0
-    # The peak memory of MLX in this process, for all sessions together, because MLX does not count sessions separately.
-    # A session never resets it, because that would distort the other sessions' figures. mx.reset_peak_memory() resets
-    # it.
+    # MLX's peak memory in this process, for all sessions together, because MLX does not measure sessions separately. A
+    # session never resets the peak, because that would distort other sessions' figures; call mx.reset_peak_memory().
     peak_memory_bytes: int = 0
     lossless: bool = True
     total_variation: float = 0.0  # the error of a lossy rule, summed over tokens
@@ -114,14 +113,14 @@ class GenerationStats:
     def delta_total_variation(self) -> float:
         """The mean total variation between the distribution of each token and the target's, given the tokens before it.
 
-        Leviathan et al. 2023 call it beta relaxed - beta. At temperature 0 it is the share of tokens that are not the
-        target's arg-max. It is 0 for lossless rules.
+        Leviathan et al. 2023 call this value beta relaxed - beta. At temperature 0, it is the share of tokens that are
+        not the target's arg-max. For lossless rules, it is 0.
         """
         return self.total_variation / self.generated_tokens if self.generated_tokens else 0.0
 
     @property
     def generation_tps(self) -> float:
-        """Generated tokens per second of decoding, without encoding."""
+        """Generated tokens per second of decoding time, which excludes encoding."""
         return self.generated_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:

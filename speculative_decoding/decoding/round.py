@@ -6,9 +6,9 @@ This is the loop in `single_sequence.py` for many requests at once. Read that fi
   free or not, so its shape stays the same.
 - A *draft* (`Draft`) has up to K tokens in each row. Shorter rows are padded to K tokens; `Draft.lengths` holds the
   number of draft tokens in each row, and no rule accepts the padding. Its *kind* is "model" if a draft model or draft
-  head generated it, "copy" if it was looked up, "text" or "memory" if it follows a given text or a text from a
-  translation memory, and "custom" by default for a user's drafter. Kinds differ in cost and acceptance rate, so each
-  has its own draft length.
+  head generated it, "copy" if it was copied from the source or earlier tokens, "text" or "memory" if it follows a given
+  text or a text from a translation memory, and by default "custom" for a user's drafter. Kinds differ in cost and
+  acceptance rate, so each has its own draft length.
 - A *drafter* (`BatchDrafter`) rolls back by itself: `propose` receives the committed tokens of each request.
 - A *policy* (`DraftLength`) chooses the maximum draft length of each row before drafting. Requests may share a policy,
   which then learns from all of them.
@@ -47,7 +47,7 @@ class Batch:
 
     Args:
         model: The target.
-        drafter: Drafts for all requests. `BatchDrafter.begin` has been called for each request.
+        drafter: The drafter for all requests, whose `begin` has been called for each of them.
         cache: The target's KV cache.
         slots: The unfinished request in each slot, None in a free slot. Between rounds, the engine fills and frees
             slots, and may change their number.
@@ -94,10 +94,10 @@ class Batch:
 
 
 def speculate(batch: Batch, on_phase_end: Callable[[], None] | None = None) -> dict[Request, Round]:
-    """Run one round for all requests (Leviathan et al. 2023, algorithm 1). The engine frees the slots of finished ones.
+    """Run one round for all requests (Leviathan et al. 2023, algorithm 1). The engine frees finished requests' slots.
 
-    on_phase_end: called after drafting and after verification, to time both. The engine passes it if a request has the
-        option `timed`.
+    on_phase_end: called after drafting and after verification, to time both. The engine passes this function if a
+        request's options include `timed`.
     """
     requests, slots = batch.requests, len(batch.slots)
     max_lengths, kinds = choose_draft_lengths(batch)
@@ -317,9 +317,9 @@ def retry_or_fail(batch: Batch, request: Request) -> None:
     round drafts for no row of the batch, because a draft for any row widens the pass, and this row's padding could also
     overflow. A pass that started before the retry was known is not reused.
 
-    The row's stale cache positions (rejected tokens, padding) are zeroed. A mask gives them probability 0, but 0 * inf
-    is NaN, so a rejected token that overflowed could otherwise change later tokens. A draft model's cache needs no
-    repair, because its logits do not change the output.
+    The row's stale cache positions (rejected tokens, padding) are zeroed. A mask sets their attention weights to 0, but
+    0 * inf is NaN, so a rejected token that overflowed could otherwise change later tokens. A draft model's cache needs
+    no repair, because its logits do not change the output.
     """
     kept = len(request.decoder_tokens) - 1
     if request.needs_retry:
@@ -331,7 +331,7 @@ def retry_or_fail(batch: Batch, request: Request) -> None:
 
 
 def rewind(batch: Batch, ahead: int = 0) -> None:
-    """Keep every committed token but the last in the cache. Nothing moves: the next pass overwrites what follows.
+    """Keep every committed token but the last in the cache. No data is moved: the next pass overwrites the rest.
 
     ahead: the number of additional tokens to keep after them.
     """

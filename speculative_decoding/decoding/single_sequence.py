@@ -1,7 +1,7 @@
 """Speculative decoding of one sequence with a draft model, on one screen (Leviathan et al. 2023, algorithm 1).
 
-The package does not use this file. It shows the method without batches, text or adaptive lengths, and only with the
-default acceptance rule. Tests compare its tokens with the engine's. Start here, then read `round.py` and
+The package does not use this file. It shows the method without batches, text or adaptive draft lengths, and with the
+default acceptance rule only. Tests compare its tokens with the engine's. Start here, then read `round.py` and
 `acceptance.py`.
 """
 
@@ -25,7 +25,7 @@ def speculative_decode(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> list[int]:
-    """Generate the tokens of the target; `draft` has the same vocabulary. Returns the generated tokens.
+    """Generate and return the target's tokens. `draft` must have the same vocabulary.
 
     source: the ids that the encoder reads, or a window of audio.
     """
@@ -53,7 +53,8 @@ def speculative_decode(
             accepted += 1
 
         # Commit, and rewind both caches to every committed token but the last. `trim_to` never moves forward: after a
-        # fully accepted draft, the draft cache still lacks the last draft token, which the next round feeds.
+        # fully accepted draft, the draft cache still lacks the last draft token, which the next round passes to the
+        # draft model.
         for token in chosen[: accepted + 1]:
             tokens.append(token)
             if token in target.config.eos_token_ids:

@@ -58,7 +58,7 @@ class TextStreamer:
         return "".join([other.add(token) for token in tokens]) + other.finish()
 
     def _release(self, text: str) -> str:
-        """Add text, and return the part that cannot belong to a stop string."""
+        """Add text to the held-back text, and return the part that cannot belong to a stop string."""
         if self._found_stop:
             return ""
         self._held += text

@@ -51,7 +51,7 @@ def run_in_group(rank: int, command: str, say: Callable[[str], None], run: Calla
                     "the output so far is kept, and a job continues with --resume"
                 )
                 say(f"{command}: error: process {peer + 1}: {why}")
-        finally:  # `say` fails if mlx.launch, which reads standard error, was also killed
+        finally:  # `say` fails if mlx.launch, which reads standard error, has also been killed
             os._exit(status or 1)
 
     if rank == 0:
