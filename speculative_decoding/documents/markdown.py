@@ -20,7 +20,7 @@ from .markdown_inline import Content, Span, inline_parts
 from .options import DocumentOptions
 from .tokens import Literal, Part
 
-MAX_DEPTH = 100  # nested lists and quotes; deeper lines are copied
+MAX_DEPTH = 100  # nesting depth of lists and quotes; deeper lines are copied
 FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?![ \t]*\n)(?:.*\n)*?(?:\1|\.\.\.)[ \t]*(?:\n|\Z)")
 CELL_END = re.compile(r"(?<!\\)\|")
 LINES, CELL = 0, 1
@@ -41,7 +41,7 @@ def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
 
 
 def too_deep(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """A rule that copies a deeply nested line, because each level of nesting needs Python stack frames."""
+    """A rule that copies deeply nested lines unparsed, because each level of nesting uses Python stack frames."""
     if state.level < MAX_DEPTH:
         return False
     state.line = start + 1
@@ -66,14 +66,14 @@ PARSER = block_parser()
 
 
 class Outline(StateBlock):
-    """The positions of the text of each block in a document.
+    """The position of each block's text in a document.
 
     During parsing, markdown-it-py moves the start of each line after the markup of the enclosing lists and quotes. At
     the end of each block, `push` records these starts. Events are discarded, so memory depends on the number of blocks.
     """
 
     def __init__(self, text: str) -> None:
-        # Normalized as in markdown-it-py, but with the same offsets; tabs at the ends of lines have no meaning
+        # Normalized as in markdown-it-py, but without changing offsets. Tabs at the ends of lines are insignificant
         source = text.replace("\r\n", "\t\n").replace("\r", "\n").replace("\0", "\ufffd")
         super().__init__(source, PARSER, {}, [])
         # For each block: line, content type, number of spans, and the start and end of each span
@@ -116,7 +116,7 @@ class Outline(StateBlock):
                 self._recorded.extend([first + 1, CELL, 1, *cell])
             return
         spans = [(self.bMarks[line] + self.tShift[line], self.eMarks[line]) for line in range(first, last)]
-        if tag != "p" and last == self.line:  # a heading with "#" before its text, and perhaps after it
+        if tag != "p" and last == self.line:  # a heading with "#" before its text, and possibly after it
             start = self.src.index(inline.content, spans[0][0] + int(tag[1]))
             spans = [(start, start + len(inline.content))]
         start, end = spans[-1]
@@ -124,7 +124,7 @@ class Outline(StateBlock):
         self._recorded.extend([first + 1, LINES, len(spans), *(border for span in spans for border in span)])
 
     def _cell(self, inline: Event) -> Span | None:
-        """Return the span of the next cell with this content in its row."""
+        """Return the span of the next cell in the row that has this content."""
         assert inline.map is not None
         if self._row != inline.map[0]:
             self._row = inline.map[0]
@@ -135,7 +135,7 @@ class Outline(StateBlock):
         return None
 
     def _cells_of(self, line: int) -> Iterator[Span]:
-        """Yield the spans of the texts between the pipes of a line."""
+        """Yield the span of each cell's text, between the pipes of a line."""
         start, last = self.bMarks[line] + self.tShift[line], self.eMarks[line]
         for end in [*(match.start() for match in CELL_END.finditer(self.src, start, last)), last]:
             cell = self.src[start:end]

@@ -1,4 +1,4 @@
-"""Rules of markdown-it-py for blocks of Markdown dialects: admonitions, tabs, callouts, and formulas.
+"""Rules for markdown-it-py that parse blocks of Markdown dialects: admonitions, tabs, callouts, and formulas.
 
 The title of a block is decoded, the rest of its line is copied, and its content is parsed as Markdown. Formulas are
 copied.
@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from markdown_it.ruler import RuleOptionsType
 from markdown_it.rules_block import StateBlock
 
-TITLE = "title"  # the tag of the event after a title; meta["start"] of the title is its position
+TITLE = "title"  # the tag of the event after a title; the title's position is in its meta["start"]
 INDENT = 4  # columns by which the content of an admonition or a tab is indented
 NAMES = r"[\w-]++(?:[ \t]++[\w-]++)*+"
 ATTRIBUTES = r"\{[^{}]*\}"
@@ -44,7 +44,7 @@ MATHEMATICAL = re.compile(r"[\\^_=+<>{}]")
 
 
 def add_rules(parser: MarkdownIt) -> None:
-    """Add the rules to a parser, whose state must record titles in `push`."""
+    """Add the rules to a parser. The `push` method of its state must record titles."""
     ends: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
     parser.block.ruler.before("table", "title", title, ends)
     parser.block.ruler.before("table", "formula", formula, ends)
@@ -81,16 +81,16 @@ def title(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 
 def starts_quote_line(state: StateBlock, line: int) -> bool:
-    """Return whether the ">" of a block quote directly precedes a line's text, without the markup of a list between.
+    """Return whether the ">" of a block quote directly precedes a line's text, with no list markup in between.
 
-    GitHub and Obsidian recognize a callout only on the first line of a quote, but DocFX starts another one on any line.
+    GitHub and Obsidian recognize a callout only on the first line of a quote, but in DocFX it may start on any line.
     """
     start = state.bMarks[line]  # after the ">" and at most one space
     return state.blkIndent == 0 and state.src[max(start - 2, 0) : start].rstrip(" \t").endswith(">")
 
 
 def indented_end(state: StateBlock, start: int, end: int) -> int:
-    """Return the line after the last one that is indented."""
+    """Return the number of the line after the last indented line."""
     last = start
     for line in range(start, end):
         if not state.isEmpty(line):
@@ -111,7 +111,7 @@ def parse_indented(state: StateBlock, start: int, end: int) -> None:
 
 
 def formula(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    r"""A rule for formulas in $$, in \[ and \], and in LaTeX environments. Text after them is parsed as Markdown."""
+    r"""A rule for formulas in $$, \[...\], or a LaTeX environment. Text after a formula is parsed as Markdown."""
     text = line_of(state, start)
     if text[:1] not in ("$", "\\") or state.is_code_block(start) or not (found := formula_end(state, start, end)):
         return False
@@ -125,7 +125,7 @@ def formula(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 
 def formula_end(state: StateBlock, start: int, end: int) -> tuple[int, int] | None:
-    """Return the line and position at which the formula at the start of a line ends, or None without a formula."""
+    """Return the line and position at which the formula at the start of a line ends, or None if there is no formula."""
     text = line_of(state, start)
     if text.startswith("$$"):
         marks, size = re.compile(r"\$\$"), 2
@@ -136,7 +136,7 @@ def formula_end(state: StateBlock, start: int, end: int) -> tuple[int, int] | No
     else:
         return None
     unclosed = state.env.setdefault("unclosed", set())
-    if (marks, end) in unclosed:  # a search from each line would take quadratic time
+    if (marks, end) in unclosed:  # searching again from each line would take quadratic time
         return None
     depth, is_mathematical = 1, text[1] != "["
     for line, each, place in lines_from(state, start, end, size):
@@ -152,7 +152,7 @@ def formula_end(state: StateBlock, start: int, end: int) -> tuple[int, int] | No
 
 
 def lines_from(state: StateBlock, start: int, end: int, size: int) -> Iterator[tuple[int, str, int]]:
-    """Yield each line of the container with its text and position. size: characters of the first line to skip."""
+    """Yield each line of the container with its text and position. size: characters to skip in the first line."""
     for line in range(start, end):
         if line > start and state.sCount[line] < state.blkIndent and not state.isEmpty(line):
             return

@@ -21,12 +21,12 @@ from .layout import line_break_text
 from .markdown_writing import writers_of
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, line_ends
 
-Span = tuple[int, int]  # of the document: start and end
+Span = tuple[int, int]  # of the document: (start, end)
 
-MAX_MARKS = 1 << 17  # characters of a block that may be markup; markdown-it-py needs up to 1 kB for each
+MAX_MARKS = 1 << 17  # characters in a block that could be markup; markdown-it-py needs up to 1 kB for each
 MARKS = "\n!&*<[\\]_`~"
-# At the start of a block: the checkbox of a task, the label of a footnote, or a GitHub alert. At the start of a line:
-# the marker of a definition or an abbreviation ("*[HTML]: "), or the first or last line of a container (":::: note")
+# At the start of a block: a task's checkbox, a footnote's label, or a GitHub alert. At the start of a line: the marker
+# of a definition or an abbreviation ("*[HTML]: "), or the first or last line of a container (":::: note")
 CONTAINER = r"(?:(?::{3}[^\n]*(?:\n|$))+|:[ \t]+|\*\[[^\[\]\n]{1,60}\]:[ \t]+|\[\^[^\]\s]{1,100}\]:[ \t]*)"
 MARKER = re.compile(rf"\n{CONTAINER}")
 FIRST_MARKER = re.compile(rf"\[[^\[\]^]\][ \t]+|\[![A-Za-z]+\][ \t]*(?:\n|$)|{CONTAINER}")
@@ -51,7 +51,7 @@ class Content:
         starts: The offset of each segment of the content. A segment is contiguous in the document.
         positions: The position of each segment in the document.
         end: The end of the content in the document.
-        line: Its first line, from 1.
+        line: The number of the block's first line, from 1.
         in_cell: Whether the block is a table cell.
     """
 
@@ -65,7 +65,7 @@ class Content:
 
     @classmethod
     def of_lines(cls, text: str, spans: Sequence[Span], line: int) -> Content:
-        """Return the content of a paragraph or heading, which consists of whole lines."""
+        """Return the content of a paragraph or heading, given the spans of its lines."""
         starts, lines, size = [], [], 0
         for start, end in spans:
             starts.append(size)
@@ -91,24 +91,24 @@ class Content:
         return self.positions[0]
 
     def position(self, offset: int) -> int:
-        """Return the position in the document for an offset in the content."""
+        """Return the position in the document that corresponds to an offset in the content."""
         if offset == len(self.content):
             return self.end
         segment = bisect_right(self.starts, offset) - 1
         return self.positions[segment] + offset - self.starts[segment]
 
     def raw(self, start: int, end: int) -> str:
-        """Return the text of the document for a range of the content."""
+        """Return the part of the document that corresponds to a range of the content."""
         return self.text[self.position(start) : self.position(end)]
 
     def segments(self, start: int, end: int) -> Iterator[Span]:
-        """Divide a range of the content at the starts of segments."""
+        """Divide a range of the content at the segment boundaries."""
         first, last = bisect_right(self.starts, start), bisect_right(self.starts, end - 1)
         return pairwise([start, *self.starts[first:last], end])
 
 
 def inline_parser() -> MarkdownIt:
-    """Return a parser of inline markup. Events have meta["end"] unless their markup determines where they end."""
+    """Return a parser for inline markup. Events have meta["end"] unless their markup determines where they end."""
     parser = MarkdownIt("commonmark").enable("strikethrough")
     for name, rule in ENDING.items():
         parser.inline.ruler.at(name, with_end(rule))
@@ -122,7 +122,7 @@ def inline_parser() -> MarkdownIt:
 
 
 def with_end(rule: Any) -> Any:
-    """Return a rule that records the end of its last event."""
+    """Wrap a rule so that it records where its last event ends."""
 
     def recording(state: StateInline, silent: bool) -> bool:
         count = len(state.tokens)
@@ -170,7 +170,7 @@ def footnote(state: StateInline, silent: bool) -> bool:
 
 
 def comment(state: StateInline, silent: bool) -> bool:
-    """Match a comment of CommonMark 0.31. The pattern of markdown-it-py takes quadratic time for "<!--<!--...--->"."""
+    """Match a comment as in CommonMark 0.31. markdown-it-py's pattern takes quadratic time for "<!--<!--...--->"."""
     if not state.src.startswith("<!--", state.pos) or state.html_terminator_last("-->") < state.pos + 4:
         return False
     state.pos = state.src.index("-->", state.pos + 4) + 3
@@ -181,7 +181,7 @@ PARSER = inline_parser()
 
 
 def inline_parts(content: Content, env: MutableMapping[str, Any]) -> Iterator[Literal | Block]:
-    """Yield the blocks of a content, and literals such as hard line breaks between them.
+    """Yield the blocks in the content, and the literals between them, such as hard line breaks.
 
     env: The link reference definitions of the document, as markdown-it-py stores them.
     """
@@ -205,13 +205,13 @@ def inline_parts(content: Content, env: MutableMapping[str, Any]) -> Iterator[Li
 
 
 class Inline:
-    """Converts the events of markdown-it-py for a content to tokens, and literals between them."""
+    """Converts the events that markdown-it-py emits for a block's content to tokens, and literals between them."""
 
     def __init__(self, content: Content, env: MutableMapping[str, Any]) -> None:
         self.parts: list[Literal | Token] = []
         self._content = content
-        self._opened: list[tuple[int, str]] = []  # index in `parts`; for HTML the name of the element
-        self._kept: dict[int, int] = {}  # first part -> last part of markup that is kept; indices in `parts`
+        self._opened: list[tuple[int, str]] = []  # index in `parts`, and the element's name if it is HTML
+        self._kept: dict[int, int] = {}  # kept markup: index of its first part -> index of its last part
         position = 0
         source = content.content
         for event in PARSER.inline.parse(source.replace("\0", "\ufffd"), PARSER, env, []):
@@ -251,7 +251,7 @@ class Inline:
                 self._open(raw, "", is_link=raw == "[")
             case _:
                 self._drop_unclosed()
-                self._close(raw, is_kept=raw in ("]", "][]"))  # the text of the link names its target
+                self._close(raw, is_kept=raw in ("]", "][]"))  # the link's text identifies its target
 
     def _add_html(self, raw: str) -> None:
         """Add an HTML tag, comment or similar construct. A construct that may begin an HTML block ends the sentence."""
@@ -278,13 +278,13 @@ class Inline:
         self.parts.append(Close(raw, index))
 
     def _drop_unclosed(self) -> None:
-        """Replace HTML tags without an end tag by points, within the markup that ends here."""
+        """Within the markup that ends here, replace HTML tags that have no end tag with points."""
         while self._opened and self._opened[-1][1]:
             index, _ = self._opened.pop()
             self.parts[index] = Point(self.parts[index].raw)
 
     def without_kept(self) -> Iterator[Literal | Token]:
-        """Yield the parts, with a single token in place of markup that is kept."""
+        """Yield the parts, replacing each range of kept markup with a single token."""
         index = 0
         while index < len(self.parts):
             end = self._kept.get(index, index) + 1
@@ -299,7 +299,7 @@ def kept(text: str, raw: str) -> Kept | Point:
 
 
 def single_spaced(parts: Iterable[Literal | Token]) -> list[Literal | Token]:
-    """Replace white space after other white space by points, such as around an image or at the end of a line."""
+    """Replace white space that follows other white space with points, as around an image or at the end of a line."""
     found: list[Literal | Token] = []
     starts_line = after_space = True
     for part in parts:
@@ -321,7 +321,7 @@ def single_spaced(parts: Iterable[Literal | Token]) -> list[Literal | Token]:
 
 
 def end_without_space(parts: list[Literal | Token]) -> None:
-    """Replace white space at the end of the text by a point."""
+    """Replace white space at the end of the text with a point."""
     index = len(parts) - 1
     while index >= 0 and not isinstance(last := parts[index], Literal) and not last.text:
         index -= 1

@@ -1,4 +1,4 @@
-"""Escapes decoded text for Markdown, with a backslash before characters that would otherwise become markup."""
+"""Escapes decoded text for Markdown by putting a backslash before characters that would otherwise become markup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INLINE = (
     r"|&(?=#?\w+;|$)"
     r"|(?:^|(?<=\s))#(?=#*$)"  # at the end of a heading
 )
-# Matches at the start of a line that get a backslash after them: a list number, or "" before other markup
+# Matches at the start of a line after which a backslash is inserted: a list number, or "" before other markup
 LINE_START = re.compile(
     r"\d{1,9}(?=[.)](?:\s|$))"
     r"|(?=[-+*]\s|#{1,6}(?:\s|$)|>|={2,}\s*$|-{2,}\s*$|([-*_])\s*(?:\1\s*){2,}$|`{3}|~{3}|<[A-Za-z/!?]|:(?:\s|::))"
@@ -31,7 +31,7 @@ MARK = re.compile(r"\d+|(.)\1*", re.DOTALL)
 
 @lru_cache
 def writer(in_cell: bool, before_link: bool) -> Write:
-    """Return a function that escapes inline markup in a text.
+    """Return a function that escapes inline markup in a string.
 
     Args:
         in_cell: Whether a pipe would end the cell.
@@ -42,7 +42,7 @@ def writer(in_cell: bool, before_link: bool) -> Write:
 
 
 def write_start(text: str, except_for: Collection[str] = ()) -> str:
-    """Escape a text at the start of a line. except_for: first marks that are not escaped."""
+    """Escape text at the start of a line. except_for: initial marks that are not escaped."""
     found = LINE_START.match(text)
     if not found or first_mark(text) in except_for:
         return text
@@ -55,16 +55,16 @@ def looks_like_markup(line: str) -> bool:
 
 
 def first_mark(text: str) -> str:
-    """Return the digits at the start of a text, or the run of equal characters there."""
+    """Return the run of digits, or of one repeated character, at the start of a string."""
     found = MARK.match(text)
     return found.group() if found else ""
 
 
 def writers_of(tokens: Sequence[Token], in_cell: bool) -> tuple[Write, Write]:
-    """Return the functions that escape text in a block with these tokens: anywhere, and at the start of a line.
+    """Return two functions that escape text in a block with these tokens: anywhere, and at the start of a line.
 
-    A line of the source may start with a mark that only looks like markup, such as "-" far from the margin. The same
-    mark is not escaped in the output.
+    A line of the source may start with a mark that only looks like markup, such as a deeply indented "-". The same mark
+    is not escaped in the output.
     """
     before_link = any(isinstance(token, Open) and token.raw == "[" for token in tokens)
     groups = groupby(tokens, lambda token: isinstance(token, Break | Point))

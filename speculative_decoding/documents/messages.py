@@ -1,7 +1,7 @@
 """Parses ICU messages: the texts of "{n, plural, one {# file} other {# files}}" are decoded, and the syntax is copied.
 
-The grammar is that of ICU's class MessagePattern in the mode DOUBLE_OPTIONAL. An apostrophe starts a quotation only
-before a special character, and two apostrophes stand for one.
+The grammar is that of ICU's class MessagePattern in DOUBLE_OPTIONAL mode. An apostrophe starts a quotation only before
+a special character, and two apostrophes stand for one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BRANCH_END = re.compile(r"\}\s*")
 UNSAFE = re.compile(r"(?P<braces>(?<!')'*+[{}]['{}]*)|'(?=[#']|$)")
 PLURALS = frozenset(["plural", "selectordinal"])
 PLAIN = re.compile(r"[^{}'#]+")
-MAX_DEPTH = 20  # nested arguments; a text with more is not parsed as a message
+MAX_DEPTH = 20  # nesting depth of arguments; text with deeper nesting is not parsed as a message
 
 TEXT, SYNTAX, ARGUMENT, APOSTROPHE, QUOTED = "text", "syntax", "argument", "apostrophe", "quoted"
 
@@ -49,7 +49,7 @@ def message_parts(text: str) -> list[Part]:
 
 
 def with_whole_tags(text: str, parts: list[Part]) -> list[Part]:
-    """Return the parts with an argument in place of each tag that contains one, such as "<a href='{url}'>"."""
+    """Return the parts, merging each tag that contains an argument, such as "<a href='{url}'>", into one argument."""
     found: list[Part] = []
     i = 0
     for tag in CODE_PATTERNS["tag"][1].finditer(text):
@@ -109,7 +109,7 @@ class MessageParser:
         if following not in special or not following:
             self.position += 1
             return Part(TEXT, start, self.position)
-        end = start + 1  # the quotation ends at the next single apostrophe, or with the text
+        end = start + 1  # the quotation ends at the next single apostrophe, or at the end of the text
         while (end := text.find("'", end)) >= 0 and text.startswith("''", end):
             end += 2
         self.position = len(text) if end < 0 else end + 1
@@ -137,7 +137,7 @@ class MessageParser:
         yield Part(SYNTAX, start, self.position)
 
     def skip_style(self, *, has_style: bool) -> None:
-        """Move past the brace that ends an argument without branches. has_style: whether it has a type."""
+        """Move past the brace that ends an argument without branches. has_style: whether the argument has a type."""
         depth = 1
         while depth:
             brace = self.match(STYLE if has_style else BRANCH_END)[0][-1:]
@@ -152,12 +152,12 @@ class MessageParser:
 
 
 def unquoted(text: str) -> str:
-    """Return the text that a quotation stands for."""
+    """Return the text that a quotation represents."""
     return text.strip("'").replace("''", "'")
 
 
 def write_message(text: str) -> str:
-    """Escape a text for an ICU message: quote braces, and double apostrophes that could start a quotation."""
+    """Escape text for an ICU message: quote braces, and double any apostrophe that could start a quotation."""
     return UNSAFE.sub(quoted, text)
 
 

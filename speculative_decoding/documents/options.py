@@ -1,4 +1,4 @@
-"""Options for reading and dividing a document, which are also flags of `document`, and keyword arguments in Python."""
+"""Options for reading and dividing a document. They are also flags of `document` and keyword arguments in Python."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ MAX_DOCUMENT = "maximum bytes of a document that is read as a whole: Markdown, H
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentOptions:
-    """Options for reading and dividing a document. Raises `InputError` for options without effect.
+    """Options for reading and dividing a document. Raises `InputError` for options that have no effect.
 
-    format: One of `FORMATS`. None selects the format by the file's suffix, or text without a suffix or a file.
+    format: One of `FORMATS`. None selects the format by the file's suffix, or plain text if there is no suffix or no
+        file.
     """
 
     format: A[str | None, Text(tuple(FORMATS)), FORMAT, BASIC] = None

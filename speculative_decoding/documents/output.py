@@ -1,4 +1,4 @@
-"""Writes the outputs of a run over documents: chooses their files, and writes the decoded parts of all documents.
+"""Writes the outputs of a `document` run: chooses the output files, and writes the decoded parts of all documents.
 
 A file is replaced atomically: parts are written to a temporary file in the same folder, which is renamed when the
 document is complete.
@@ -47,7 +47,7 @@ class Destinations:
         memory: The translation memory to write, or None.
 
     Raises:
-        InputError: The documents cannot be written to this output, such as several documents to one file.
+        InputError: The documents cannot be written to this output, for example several documents to one file.
     """
 
     files: Sequence[str]
@@ -77,7 +77,7 @@ class Destinations:
 
     @property
     def folder(self) -> Path | None:
-        """The folder to create if needed."""
+        """The folder to create if it does not exist; None if there is none."""
         return Path(self.output) if self.output is not None and self._is_folder else None
 
     @property
@@ -89,7 +89,7 @@ class Destinations:
 
     @property
     def names(self) -> list[str]:
-        """The names of the outputs, relative to the journal's folder, and the path of the memory."""
+        """The names of the outputs, relative to the journal's folder, and the path of the translation memory."""
         names = [path.name for path in self.outputs if path is not None]
         return names if self.memory is None else [*names, str(self.memory)]
 
@@ -99,7 +99,7 @@ class Destinations:
         return len(self.files) > 1 or output.endswith("/") or Path(output).is_dir()
 
     def check(self, given: Mapping[str, Any], read: Sequence[NamedFile]) -> None:
-        """Raise `InputError` if a file cannot be written, or is also given for another purpose.
+        """Raise `InputError` if a file cannot be written, or is also used for another purpose.
 
         given, read: see `check_files`.
         """
@@ -151,7 +151,7 @@ class Document:
     def check(self, stack: ExitStack) -> None:
         """Read the document once to validate it. Raises `InputError`. stack: closes a document that must stay open."""
         format = FORMATS[self.file.format]
-        parse = format.parse  # imports packages, which may be missing
+        parse = format.parse  # imports packages that may not be installed
         if not self.file.can_reopen:
             stack.enter_context(self.file)
         with self.reading():
@@ -159,7 +159,7 @@ class Document:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Open the document unless it is open, and prepend its name to errors about its lines."""
+        """Open the document unless it is already open, and prepend its name to errors about its lines."""
         with self.file if self.file.can_reopen else nullcontext():
             try:
                 yield
@@ -170,9 +170,9 @@ class Document:
 def write_documents(
     documents: Iterable[Document], decoded: Iterable[Decoded], write_to_stdout: Write, *, replaces: bool = False
 ) -> Iterator[tuple[Document, Literal | Piece, DecodedPiece | None]]:
-    """Write the decoded parts of documents, each followed by `END`. Yields each part after it was written.
+    """Write the decoded parts of documents. `END` follows each document's parts. Yields each part after writing it.
 
-    replaces: Whether existing files with another content are replaced.
+    replaces: Whether existing files with different content are replaced.
 
     Raises:
         InputError: A file cannot be written. No partial file remains.
@@ -192,11 +192,11 @@ def write_documents(
 
 @contextmanager
 def opened(path: Path | None, write_to_stdout: Write, replaces: bool) -> Iterator[Write]:
-    """Yield a function that writes to a new file, or to standard output. See `write_documents`."""
+    """Yield a function that writes to a new file or to standard output. See `write_documents`."""
     if path is None:
         yield write_to_stdout
         return
     with new_file(
         path.resolve(), "output", WAY_OUT, replaces=replaces
-    ) as write:  # resolved, so a symbolic link is kept
+    ) as write:  # resolved, so that a symbolic link is kept
         yield write

@@ -1,4 +1,4 @@
-"""Finds outputs that a reader should check, because they repeat themselves or have an unusual length."""
+"""Finds outputs that the user should check, because they repeat themselves or have an unusual length."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .results import DecodedPiece
 from .tokens import Literal
 
 MIN_REPEATS = 4
-MIN_REPEATS_OF_MARKS = 12  # for text without letters or digits, such as "...." or a rule
+MIN_REPEATS_OF_MARKS = 12  # for text without letters or digits, such as "...." or a horizontal rule
 MAX_LENGTH = 40  # units of the repeated text: words, marks, or characters of scripts without spaces
-MAX_WORD = 20  # characters; a longer word is divided into characters, because it may be a loop without spaces
+MAX_WORD = 20  # characters; a longer word is divided into characters, because it may be repetition without spaces
 UNIT = re.compile(rf"{START}{LETTER}{{1,{MAX_WORD}}}+{END}|\S")
 FACTOR = 3
 MIN_PIECES = 20
-MIN_CHARACTERS = 20  # of a piece; the ratios of shorter pieces vary too much
+MIN_CHARACTERS = 20  # in a piece; the ratios of shorter pieces vary too much
 
 
 class Loop(NamedTuple):
-    """A text and the number of its consecutive occurrences."""
+    """A string, and how many times in a row it occurs."""
 
     text: str
     times: int
@@ -39,9 +39,9 @@ class Loop(NamedTuple):
 
 
 def loop_in(output: str, source: str) -> str | None:
-    """Return a text that occurs at least four times in a row in an output, or None.
+    """Return a string that occurs at least four times in a row in an output, or None.
 
-    Words may be repeated as often as the source repeats any words, as in "no no no no". The same applies to text
+    Words may be repeated as often as the source repeats any words, as in "no no no no". The same applies to strings
     without words.
     """
     found = [loop for loop in loops(output) if loop.has_words or loop.times >= MIN_REPEATS_OF_MARKS]
@@ -52,7 +52,7 @@ def loop_in(output: str, source: str) -> str | None:
 
 
 def loops(text: str) -> Iterator[Loop]:
-    """Yield the loops of a text, shortest repeated text first, in linear time."""
+    """Yield the loops in a text in linear time, those with the shortest repeated string first."""
     found = list(UNIT.finditer(text))
     units = [each[0] for each in found]
     for length in range(1, min(MAX_LENGTH, len(units) // MIN_REPEATS) + 1):
@@ -97,7 +97,7 @@ class LengthRatios:
             self._ratios.append(len(output) / len(source))
 
     def outliers(self) -> Iterator[Finding]:
-        """Yield findings for ratios under a third or over three times the median, if there are twenty pieces."""
+        """Yield findings for ratios under 1/3 or over 3 times the median, if there are at least twenty pieces."""
         if len(self._ratios) < MIN_PIECES:
             return
         ratios = np.frombuffer(self._ratios, np.float32)

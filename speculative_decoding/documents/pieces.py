@@ -1,4 +1,4 @@
-"""Divides blocks into pieces, each of them one prompt, and the literals between the pieces."""
+"""Divides blocks into pieces, each of which becomes one prompt, and the literals between the pieces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .splitting import (
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, Write, line_ends
 
 LETTER = re.compile(r"[^\W\d_]")
-JOINED = 1 << 14  # characters of joined literals, after which they are yielded
+JOINED = 1 << 14  # number of characters after which joined literals are yielded
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Mark:
 
     Args:
         start, end: The enclosed range of the piece's text, which is empty for a `Point`.
-        opening, closing: The indices of its `Open` and `Close` in the piece's tokens; None for a token that the piece
-            lacks. A `Point` or `Kept` has only `opening`.
+        opening, closing: The indices of its `Open` and `Close` in the piece's tokens; None for a token that is not in
+            the piece. A `Point` or `Kept` has only `opening`.
         is_kept: Whether it is a `Kept` token.
         is_link: See `Open`.
     """
@@ -55,10 +55,10 @@ class Piece:
     """A sentence or another part of a block, decoded as one prompt.
 
     Args:
-        tokens: Its content. Markup in it may begin or end in other pieces.
-        line: The line of the document on which it begins, from 1.
+        tokens: The tokens of its content. Their markup may begin or end in other pieces.
+        line: The number of the document's line on which it begins, from 1.
         write, write_start: See `Block`.
-        ends_block: Whether it is the last part of its block.
+        ends_block: Whether it is the last piece of its block.
     """
 
     tokens: Sequence[Token]
@@ -78,7 +78,7 @@ class Piece:
     @cached_property
     def marks(self) -> list[Mark]:
         """All inline markup, points and kept texts, in the order of their first tokens."""
-        opened: dict[int, int] = {}  # number of the markup -> its index in `found`
+        opened: dict[int, int] = {}  # the markup's number -> its index in `found`
         found: list[Mark] = []
         position = 0
         for index, token in enumerate(self.tokens):
@@ -123,7 +123,7 @@ def parts_of(lines: Iterable[str], options: DocumentOptions, language: str) -> I
 
 
 def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piece]:
-    """Divide a block into sentences or lines, or make it one piece. Code, formulas and numbers become literals.
+    """Divide a block into sentences or lines, or make it a single piece. Code, formulas and numbers become literals.
 
     The texts of an ICU message are divided separately, and its syntax is copied.
     """
@@ -157,7 +157,7 @@ def unit_spans(block: Block, area: Span, unit: str, language: str) -> Iterator[S
 
 
 def texts_of_message(block: Block, parts: Sequence[MessagePart]) -> tuple[Block, list[Span]]:
-    """Return a block with an ICU message's text as it is displayed, and the spans of the texts to decode."""
+    """Return a block with an ICU message's text as it is displayed, and the spans to decode."""
     tokens: list[Token] = []
     texts: list[Span] = []
     position = 0
@@ -182,7 +182,7 @@ def texts_of_message(block: Block, parts: Sequence[MessagePart]) -> tuple[Block,
 
 
 def copied_unless_language(part: Piece | Literal) -> Piece | Literal:
-    """Return a literal for a piece without words, and a literal with a finding for a piece that is not language."""
+    """Turn a piece without words into a literal, and one that is not natural language into a literal with a finding."""
     if isinstance(part, Literal):
         return part
     text = text_without_kept(part.tokens, "")
@@ -194,7 +194,7 @@ def copied_unless_language(part: Piece | Literal) -> Piece | Literal:
 
 
 def text_without_kept(tokens: Iterable[Token], instead: str = "\ufffc") -> str:
-    """Return the text of tokens. `instead` replaces each character of a `Kept` text."""
+    """Return the text of tokens. `instead` replaces each character of a `Kept` token."""
     return "".join(instead * len(token.text) if isinstance(token, Kept) else token.text for token in tokens)
 
 
@@ -272,7 +272,7 @@ def is_plain(token: Token) -> bool:
 
 
 def with_own_markup(segments: list[list[Token]]) -> list[list[Token]]:
-    """Move tokens without text from the ends of a span to the span they belong to, or to the adjacent gap."""
+    """Move tokens without text from the ends of a span to the span to which they belong, or to the adjacent gap."""
     for number in range(1, len(segments), 2):  # `cut` puts markup between two adjacent spans into the second one
         inside = segments[number]
         size = next((count for count, token in enumerate(inside) if token.text), len(inside))
@@ -291,12 +291,12 @@ def with_own_markup(segments: list[list[Token]]) -> list[list[Token]]:
 
 
 def leading(tokens: Sequence[Token], types: tuple[type, ...]) -> int:
-    """Return the number of tokens at the start that have one of these types."""
+    """Return the number of leading tokens that have one of these types."""
     return next((count for count, token in enumerate(tokens) if not isinstance(token, types)), len(tokens))
 
 
 def within_markup(tokens: Sequence[Token]) -> Span:
-    """Return the range of the tokens inside outer markup, which encloses all of them or lacks its other end."""
+    """Return the range of tokens without the outer markup that encloses all of them, or whose other end is missing."""
     closings = {token.number: index for index, token in enumerate(tokens) if isinstance(token, Close)}
     start, end = 0, len(tokens)
     while start < end and isinstance(first := tokens[start], Open):

@@ -1,4 +1,4 @@
-"""Finds the places of inline markup in an output."""
+"""Finds where inline markup belongs in an output."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .survival import is_within_word
 
 Places = Sequence[Span | None]
 
-MAX_MARKS = 256  # marks of a piece that are placed; each mark is compared with all others
-MAX_ENCLOSED = 16  # enclosed texts of a piece that are decoded to place markup
+MAX_MARKS = 256  # maximum number of marks placed in a piece; each mark is compared with all others
+MAX_ENCLOSED = 16  # maximum number of a piece's enclosed texts that are decoded to place markup
 MAX_TRIED = 4 * MAX_ENCLOSED
 FINAL = " .!?:;,\u3002\uff01\uff1f"
-MAX_CANDIDATES = 64  # occurrences of a text in an output
-JOINER = r"['\u2019.,:\u2010\u2011-]"  # a mark within a word or a number
+MAX_CANDIDATES = 64  # maximum number of occurrences of a text in an output
+JOINER = r"['\u2019.,:\u2010\u2011-]"  # a punctuation mark within a word or a number
 DIVIDED = re.compile(rf"{LETTER}{JOINER}?\n{JOINER}?{LETTER}")  # "\n" represents the position
 NEAR = 12  # maximum distance of a point from its relative position to match its surroundings, in characters
 
@@ -39,13 +39,13 @@ def enclosed_texts(piece: Piece) -> list[str]:
 
 
 def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:
-    """Return the place of each mark of the piece in the output, or None for a mark that was not found.
+    """Return the place in the output of each mark of the piece, or None for a mark that was not found.
 
-    Kept texts are placed first, then markup from the outside in. Markup is placed at an occurrence of the output for
-    its enclosed text, or else at an occurrence of the enclosed text itself. Of several occurrences, the one at the
+    Kept text is placed first, then markup from the outside in. Markup is placed where the decoded form of its enclosed
+    text occurs in the output, or else where the enclosed text itself occurs. Of several occurrences, the one at the
     nearest relative position is chosen. Points are placed by their relative position, but never within a word. The same
-    applies to markup that was not found but continues in another piece, where its other end is. If the output equals
-    the text, all places stay the same.
+    applies to markup that was not found and whose other end is in another piece. If the output equals the piece's text,
+    all places stay the same.
 
     Args:
         known: Enclosed text -> its output, decoded as a separate prompt.
@@ -60,7 +60,7 @@ def find_places(piece: Piece, output: str, known: Mapping[str, str]) -> Places:
         mark = piece.marks[number]
         if not piece.text[mark.start : mark.end].strip():
             start, end = (point_place(piece.text, each, output) for each in (mark.start, mark.end))
-            last_point = max(start, last_point)  # points keep their order
+            last_point = max(start, last_point)  # points stay in order
             places[number] = last_point, max(last_point, end)
         elif place := best_place(piece, mark, output, known, taken) or half_place(piece, mark, output, taken):
             places[number] = place
@@ -80,7 +80,7 @@ def best_place(
     if enclosed.strip() == text.strip():
         return 0, len(output)
     alone = known.get(enclosed.strip(), "")
-    if enclosed.rstrip() == enclosed.rstrip(FINAL):  # as a separate prompt, a few words may get a full stop
+    if enclosed.rstrip() == enclosed.rstrip(FINAL):  # as a separate prompt, a short phrase may gain a full stop
         alone = alone.rstrip(FINAL)
     wanted = [enclosed] if mark.is_kept else [alone, enclosed]
     target = (mark.end - len(enclosed.lstrip())) / len(text)
@@ -88,7 +88,7 @@ def best_place(
     for candidate in wanted:
         there = [*occurrences(candidate.strip(), output, words, exact=mark.is_kept)]
         if mark.is_kept and len(there) < sum(1 for _ in occurrences(enclosed, text, words, exact=False)):
-            return None  # the source has the text several times, and the output may lack this one
+            return None  # the source contains the text several times, and the output may lack this occurrence
         if found := [each for each in there if all(is_consistent(mark, each, *other) for other in taken)]:
             start, end = min(found, key=lambda place: abs(place[0] / len(output) - target))
             return with_ends(mark, start, end, text, output)
@@ -106,7 +106,7 @@ def half_place(piece: Piece, mark: Mark, output: str, taken: Sequence[tuple[Mark
 
 
 def with_ends(mark: Mark, start: int, end: int, text: str, output: str) -> Span:
-    """Extend a place over enclosed white space, and to an end of the output where the mark lacks a token."""
+    """Extend a place over enclosed white space, and to the start or end of the output if the mark lacks that token."""
     enclosed = text[mark.start : mark.end]
     start -= min(len(enclosed) - len(enclosed.lstrip()), start - len(output[:start].rstrip()))
     end += min(len(enclosed) - len(enclosed.rstrip()), len(output) - end - len(output[end:].lstrip()))
@@ -118,7 +118,7 @@ def with_ends(mark: Mark, start: int, end: int, text: str, output: str) -> Span:
 
 
 def is_consistent(mark: Mark, place: Span, other: Mark, other_place: Span) -> bool:
-    """Return whether two places nest in the same way as their marks, or are disjoint like their marks."""
+    """Return whether two places are nested or disjoint in the same way as their marks."""
     if other.start <= mark.start and mark.end <= other.end:
         if not other.is_kept and other_place[0] <= place[0] and place[1] <= other_place[1]:
             return True
@@ -145,10 +145,10 @@ def occurrences(wanted: str, output: str, words: tuple[bool, bool], *, exact: bo
 
 
 def point_place(text: str, position: int, output: str) -> int:
-    """Return the place for a point: near its relative position, and never within a word.
+    """Return the position for a point: near its relative position, and never within a word.
 
-    A nearby place between the same classes of characters is preferred, otherwise the end of the nearest word is chosen.
-    If the output has letters at exactly the same positions as the text, the place is the original position.
+    A nearby position between the same classes of characters is preferred. Otherwise, the end of the nearest word is
+    chosen. If the output has letters at exactly the same positions as the text, the position stays the same.
     """
     if len(text) == len(output) and all(map(eq, map(str.isalnum, text), map(str.isalnum, output))):
         return position
@@ -162,7 +162,7 @@ def point_place(text: str, position: int, output: str) -> int:
 
 
 def around(text: str, place: int, reach: int) -> Iterator[int]:
-    """Yield the positions that divide no word, nearest first. reach: the maximum distance in characters."""
+    """Yield the positions that are not within a word, nearest first. reach: the maximum distance in characters."""
     for distance in range(reach + 1):
         for position in (place - distance, place + distance):
             if 0 <= position <= len(text) and not divides_word(text, position):

@@ -1,4 +1,4 @@
-"""Parses plain text: each line is a block. If paragraphs are unwrapped, all lines up to a blank line form one block.
+"""Parses plain text. Each line is a block; if paragraphs are unwrapped, all lines up to a blank line form one block.
 
 Each cell of a row is a separate block. The white space between cells is copied, which preserves the columns.
 """
@@ -12,14 +12,14 @@ from .layout import line_break_text
 from .options import DocumentOptions
 from .tokens import Block, Break, Literal, Part, Text, Token
 
-MAX_LINES = 1000  # of a paragraph; a longer paragraph, such as a list of words, is divided
+MAX_LINES = 1000  # in a paragraph; a longer paragraph, such as a word list, is divided
 MAX_CHARACTERS = 1 << 20
 CELL_END = re.compile(r"\s{2,}|\t")
-UNWRAPPED_CELL_END = re.compile(r"\s{3,}|\s?\t\s?")  # two spaces may follow a sentence, or justify a line
+UNWRAPPED_CELL_END = re.compile(r"\s{3,}|\s?\t\s?")  # two spaces may just follow a sentence, or pad a justified line
 
 
 def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
-    """Yield the parts of a plain text. Memory depends only on the longest line and on the limits of a paragraph."""
+    """Yield the parts of plain text. Memory use depends only on the longest line and a paragraph's size limits."""
     is_unwrapped = options.unwrap or options.unit == "paragraph"
     cell_end = UNWRAPPED_CELL_END if is_unwrapped else CELL_END
     paragraph: list[str] = []
@@ -43,7 +43,7 @@ def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
 
 
 def parts_of_row(line: str, number: int, cell_end: re.Pattern[str]) -> Iterator[Part]:
-    """Yield a block for each cell of a line, and the white space around it. number: the number of the line."""
+    """Yield a block for each cell of a line, and the white space around it. number: the line's number."""
     before, text, after = divide(line)
     position = 0
     yield from [Literal(before)] if before else []
@@ -60,7 +60,7 @@ def cell(text: str, number: int) -> Block:
 
 
 def parts_of_paragraph(lines: list[str], number: int) -> Iterator[Part]:
-    """Yield the block of a paragraph, and the white space around it. number: the number of the first line."""
+    """Yield a paragraph's block, and the white space around it. number: the first line's number."""
     spaced = [divide(line) for line in lines]
     tokens: list[Token] = []
     space = ""
@@ -75,7 +75,7 @@ def parts_of_paragraph(lines: list[str], number: int) -> Iterator[Part]:
 
 
 def divide(line: str) -> tuple[str, str, str]:
-    """Return the white space before a text, the text, and the white space after it."""
+    """Split a string into leading white space, text, and trailing white space."""
     text = line.strip()
     start = line.index(text)
     return line[:start], text, line[start + len(text) :]

@@ -1,4 +1,4 @@
-"""Opens documents: determines their format and encoding, and reads their lines with line ends.
+"""Opens documents: determines their format and encoding, and reads their lines, including line ends.
 
 The declared encoding of HTML follows the WHATWG Encoding and HTML standards, simplified.
 """
@@ -22,22 +22,22 @@ from .formats import FORMATS, format_of
 from .options import DocumentOptions
 from .tokens import line_ends
 
-MAX_LINE = 1 << 24  # characters of a line in formats that are read line by line
+MAX_LINE = 1 << 24  # maximum characters per line in formats that are read line by line
 BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", **ENCODINGS}
 UNICODE = BYTE_ORDER_MARKS.values()
-CHUNK_BYTES = 1 << 20  # read from a pipe at a time
+CHUNK_BYTES = 1 << 20  # number of bytes read from a pipe at a time
 HEAD = 1024  # bytes within which a document must declare its encoding
 COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
 DECLARED = re.compile(
     rb"""<meta\s[^>]*?\bcharset\s*=\s*["']?\s*([^\s"'/>;]+)|\A\s*<\?xml\s[^>]*?\bencoding\s*=\s*["']([^"']+)""", re.I
 )
-# Browsers map these labels to supersets. A declaration that is readable as ASCII cannot be in UTF-16.
+# Browsers map these labels to supersets. A declaration that can be read as ASCII cannot be encoded in UTF-16.
 BROWSER_ENCODINGS = {
     "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874",
     "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "cp950",
     "utf-16": "utf-8", "utf-16-le": "utf-8", "utf-16-be": "utf-8",
 }  # fmt: skip
-# Stateless encodings, so the parts of a document can be encoded independently
+# Only stateless encodings, so that the parts of a document can be encoded independently
 SUPPORTED = {
     "utf-8", "cp866", "cp874", "cp932", "cp949", "cp950", "euc_jp", "gb18030", "koi8-r", "koi8-u", "mac-cyrillic",
     "mac-roman", *(f"cp{number}" for number in range(1250, 1259)), *(f"iso8859-{number}" for number in range(2, 17)),
@@ -45,20 +45,21 @@ SUPPORTED = {
 
 
 class DocumentFile:
-    """A document to read: a context manager, which opens the document and validates all of it.
+    """A document to read. As a context manager, it opens the document and validates all of its text.
 
     A pipe is copied to a temporary file.
 
     Args:
         source: A file, or an open binary stream, which is left open.
         options: How to read it.
-        name: The name in messages, whose suffix determines the format (default: the path).
+        name: The document's name in messages (default: the path). Its suffix determines the format.
 
     Attributes:
         format: One of `FORMATS`.
-        preamble: The byte-order mark, or b"" without one.
+        preamble: The byte-order mark, or b"" if there is none.
 
-    Raises `InputError`, which starts with the name, if the document is not readable, too large, or not valid text.
+    Raises `InputError`, with a message that starts with the name, if the document is unreadable, too large or not valid
+    text.
     """
 
     def __init__(self, source: Path | IO[bytes], options: DocumentOptions, name: str | None = None) -> None:
@@ -71,7 +72,7 @@ class DocumentFile:
 
     @property
     def can_reopen(self) -> bool:
-        """Whether the document can be opened again, so it can be closed between two uses."""
+        """Whether the document can be reopened, and so can be closed between two uses."""
         return isinstance(self._source, Path) and self._source.is_file()
 
     def __enter__(self) -> Self:
@@ -92,7 +93,7 @@ class DocumentFile:
 
     @property
     def lines(self) -> Iterator[str]:
-        r"""The lines, each with its line end: "\n", "\r\n" or "\r". Each access starts again with the first line."""
+        r"""The lines, each with its line end: "\n", "\r\n" or "\r". Each access starts over at the first line."""
         self._file.seek(self._start)
         reader = TextIOWrapper(self._file, self._encoding, newline="")
         number = 1
@@ -111,7 +112,7 @@ class DocumentFile:
                 reader.detach()  # otherwise the reader would close the file
 
     def encode(self, text: str) -> bytes:
-        """Encode a part of the document. Characters that an encoding of HTML lacks become character references."""
+        """Encode a part of the document. Characters that HTML's encoding lacks become character references."""
         return text.encode(self._encoding, "strict" if self._encoding in UNICODE else "xmlcharrefreplace")
 
     def _open(self, stack: ExitStack) -> None:
@@ -146,7 +147,7 @@ class DocumentFile:
     def _require_round_trip(self) -> None:
         """Raise `InputError` if encoding the decoded document does not restore its bytes.
 
-        Some encodings have several codes for one character.
+        In some encodings, one character can have several codes.
         """
         if self._encoding in UNICODE:
             return

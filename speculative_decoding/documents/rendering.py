@@ -1,4 +1,4 @@
-"""Renders decoded pieces with the markup, the line breaks and the character references of the document."""
+"""Renders decoded pieces with the document's markup, line breaks and character references."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LINE_START = re.compile(r"[\n\r][ \t>]*\Z")  # ">" starts a line of a Markdown q
 
 
 class Insertion(NamedTuple):
-    """A token that is written into an output.
+    """A token to write into an output.
 
     start, end: The range of the output that it replaces.
-    order: The token's index in the piece, or -1 for a break of an earlier piece.
+    order: The token's index in the piece, or -1 for a break from an earlier piece.
     side: -1 if it ends markup, 1 if it begins markup, otherwise 0.
-    nesting: Sorts insertions with the same place and side, so that markup nests.
+    nesting: A sort key for insertions with the same place and side, so that markup nests correctly.
     raw: The text to write.
     """
 
@@ -46,9 +46,9 @@ class Renderer:
     def __init__(self) -> None:
         self._breaks: list[Break] = []  # remaining from earlier pieces of the block
         self._starts_line = True  # whether the next text starts a line
-        self._column = 0  # characters of the block's line so far
-        self._source_column = 0  # the same in the source
-        self._widest = 0  # characters of the widest line of the source that a break ends
+        self._column = 0  # length of the current line of the block
+        self._source_column = 0  # the same for the source
+        self._widest = 0  # length of the source's longest line that ends with a break
 
     def add(self, part: Literal | Piece, decoded: DecodedPiece | None = None) -> str:
         """Return the text to write for a part. decoded: its output if it is a piece."""
@@ -76,7 +76,7 @@ class Renderer:
         return self._breaks.pop(0).raw
 
     def _pass(self, literal: Literal) -> None:
-        """Update the columns for a literal that is written."""
+        """Update the columns to account for a literal that is written."""
         ends_line = line_ends(literal.raw) > 0
         self._starts_line = literal.ends_block or LINE_START.search(literal.raw) is not None
         if ends_line and not literal.ends_block:
@@ -128,7 +128,7 @@ def unbroken(piece: Piece, output: DecodedText) -> str:
 
 
 def line_widths(piece: Piece) -> list[int]:
-    """Return the length of each line of a piece."""
+    """Return the length of each line in a piece."""
     return [end - start for start, end in gaps(break_spans(piece.tokens), len(piece.text))]
 
 
@@ -174,12 +174,12 @@ def ordered(insertions: Iterable[Insertion]) -> list[Insertion]:
 
 
 def spelled(runs: Sequence[str], piece: Piece) -> list[str]:
-    """Return texts with the character spellings of the document.
+    """Return text runs with characters spelled as in the document.
 
-    A piece may spell a character in a special way, such as "&amp;" for "&". If the texts contain the character as often
-    as the piece, the n-th occurrence gets the spelling of the piece's n-th occurrence. Otherwise, every occurrence gets
-    the piece's most frequent special spelling. A bare "&" is kept only in the first case, and only before the same
-    character, because it could become markup elsewhere.
+    A piece may spell a character in a special way, such as "&amp;" for "&". If the runs contain the character as often
+    as the piece does, the n-th occurrence gets the spelling of the piece's n-th occurrence. Otherwise, every occurrence
+    gets the piece's most frequent special spelling. A bare "&" is kept only in the first case, and only if the same
+    character follows it, because it could become markup elsewhere.
     """
     count = Counter("".join(runs))
     next_of: dict[str, Iterator[tuple[str, str]]] = {}
@@ -210,7 +210,7 @@ def spellings(piece: Piece) -> dict[str, list[tuple[str, str]]]:
     """Return the spellings of all characters that the piece spells in a special way, or that `write` would change.
 
     Returns:
-        Character -> the spelling of each occurrence in order, with the next character ("" before markup).
+        Character -> each occurrence's spelling and following character ("" before markup), in order.
     """
     special = {token.text for token in piece.tokens if isinstance(token, Text) and token.raw != token.text}
     special |= {character for character in set(piece.text) if piece.write(character) != character}

@@ -1,4 +1,4 @@
-"""Finds the parts of a piece that must survive, those that its outputs lack, and the text to decode around these."""
+"""Finds the parts of a piece that must survive, those missing from its outputs, and the text to decode around them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RequiredPart(NamedTuple):
 
 
 def required_parts(piece: Piece, terms: Collection[str]) -> list[RequiredPart]:
-    """Return the parts of a piece that must survive, in order. Spans within `Kept` texts are left out."""
+    """Return the parts of a piece that must survive, in order. Spans within `Kept` text are left out."""
     found = [RequiredPart(mark.start, mark.end, is_link=True) for mark in piece.marks if mark.is_link]
     kept = [(mark.start, mark.end) for mark in piece.marks if mark.is_kept]
     found += [RequiredPart(*span) for span in kept]
@@ -83,7 +83,7 @@ def lost_characters(piece: Piece, output: str) -> list[str]:
 
 
 def is_special(text: str, position: int) -> bool:
-    """Return whether a character is a symbol, or white space or a format character whose loss changes the text."""
+    """Return whether a character is a symbol, or a space or format character whose loss changes the text."""
     character = text[position]
     if character.isascii():
         return False
@@ -106,7 +106,7 @@ def has_category(text: str, categories: Collection[str]) -> bool:
 
 
 def lost_parts(piece: Piece, required: Sequence[RequiredPart], decoded: DecodedPiece) -> list[RequiredPart]:
-    """Return the parts that the outputs lack: missing spans, and kept texts and links without a place.
+    """Return the parts that the outputs lack: missing spans, and kept text and links without a place.
 
     A span or kept text that was divided between two prompts counts as missing.
     """
@@ -130,10 +130,10 @@ def lost_parts(piece: Piece, required: Sequence[RequiredPart], decoded: DecodedP
 def spans_around(
     piece: Piece, lost: Sequence[RequiredPart], required: Sequence[RequiredPart], fits: Callable[[str], bool]
 ) -> list[Span]:
-    """Return the spans to decode around the lost parts. The text of a lost link is a span of its own.
+    """Return the spans to decode around the lost parts. The text of a lost link is a separate span.
 
-    Other parts that must survive are not divided, such as "{name}" or a link to "[1]" at the end of a span. The text
-    within markup that encloses a lost part is separated from the text outside, so the markup keeps its place.
+    Other parts that must survive, such as "{name}" or a link "[1]" at the end of a span, are not divided. The text
+    within markup that encloses a lost part is separated from the text outside, so that the markup keeps its place.
     """
     text, letters, removed = piece.text, [*piece.text], frozenset(lost)
     for each in required:

@@ -1,4 +1,4 @@
-"""The results of decoding: outputs for a piece, as a journal stores them, and the results of `Session.document`."""
+"""The results of decoding: the outputs for a piece, as stored in a journal, and the results of `Session.document`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class DecodedPiece:
 
     Args:
         source: The text of the piece.
-        spans: The parts of the text that were decoded. The text between them is copied.
+        spans: The decoded parts of the text. The text between them is copied.
         outputs: The output for each part.
-        findings: The findings about the outputs.
+        findings: The findings for the outputs.
     """
 
     source: str
@@ -54,7 +54,7 @@ class DecodedPiece:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> DecodedPiece:
-        """Return the object for a result of `as_json`. Raises KeyError, TypeError or ValueError for other values."""
+        """Create the object from a result of `as_json`. Raises KeyError, TypeError or ValueError for other values."""
         outputs = [
             DecodedText(str(text), [None if place is None else (int(place[0]), int(place[1])) for place in places])
             for text, places in fields["outputs"]
@@ -69,10 +69,10 @@ class DocumentPart(NamedTuple):
     """A part of a decoded document.
 
     Args:
-        written: The text to write. Joined in order, the `written` texts of all parts are the decoded document.
+        written: The text to write. Joining the `written` text of all parts in order yields the decoded document.
         source: The text of a decoded piece, or None for copied text.
         text: The output for the piece, or None for copied text.
-        findings: The findings about the part.
+        findings: The findings for the part.
     """
 
     written: str
@@ -88,7 +88,7 @@ class DecodedDocument:
     Args:
         text: The decoded text.
         findings: The findings, sorted by line.
-        pieces: The number of pieces that were decoded.
+        pieces: The number of decoded pieces.
         stats: The statistics, summed over all prompts.
     """
 

@@ -20,10 +20,11 @@ from .survival import Required, must_survive
 
 Span = tuple[int, int]
 
-LONGEST = 1 << 14  # characters of a span; work on one piece is not interrupted, so other clients of a server wait
-WINDOW = 1 << 13  # characters passed to sentencex at once; it takes quadratic time for unbalanced quotation marks
-MARKS_TRIED = 16  # characters by which a cut within a word may move back to avoid a combined character
-# Marks after which a long sentence is divided: in scripts with spaces, before white space only (not in 1,000 or 12:30)
+LONGEST = 1 << 14  # maximum length of a span; decoding a piece is never interrupted, so a server's other clients wait
+WINDOW = 1 << 13  # characters per call of sentencex, which takes quadratic time for unbalanced quotation marks
+MARKS_TRIED = 16  # how many characters a cut within a word may move back to keep a combined character whole
+# Marks after which a long sentence may be divided. In scripts with spaces, white space must follow (not in 1,000 or
+# 12:30)
 CLAUSE_END = re.compile(r"[,;:،؛;·](?=\s)|[\u2013\u2014](?!\d)|[、\uff0c\uff1a\uff1b]")
 WORD = re.compile(r"\S")
 # Bullets, arrows, lines, musical notes, stars and emoji that stand alone
@@ -31,25 +32,25 @@ SYMBOLS = (
     "[|\u00a6\u00ab\u00b6\u00b7\u00bb\u2022\u2039\u203a\u2190-\u21ff\u2300-\u27bf\u2b00-\u2bff"
     "\U0001f300-\U0001faff\ufe0f\u200d]+"
 )
-# Signs without letters before the words of a text, and after them, but not punctuation or the start of a placeholder
+# Signs without letters that precede or follow the words of a text, except punctuation and the start of a placeholder
 SIGNS_FIRST = re.compile(rf"(?:(?:{SYMBOLS}|[^\w\s\"'()\[\]{{}}<$%\u00a1-\u00bf\u2018-\u203a\u20a0-\u20cf]+)\s+)*+")
 SIGNS_LAST = re.compile(rf"(?:(?:{SYMBOLS}|[-*+=#~_/|<>@^\u2013\u2014]+)\s+)*+")  # matched in the reversed text
 ORDINARY = re.compile(
     r"(?<!\S)[^\W\d_A-Z]{2,} [^\W\d_A-Z]{2,}(?![^\s.,;!?])"
 )  # two words, at most one of which is a unit
-MAY_ENCLOSE = re.compile(r"[`<{$\\]")  # may start code, tags or placeholders, which can contain two such words
+MAY_ENCLOSE = re.compile(r"[`<{$\\]")  # may start code, a tag or a placeholder, which can contain two such words
 OPAQUE = re.compile("[!-~]{100,}")  # longer than any word of a script with spaces
-MIN_JUDGED = 20  # characters; a shorter text counts as language
+MIN_JUDGED = 20  # characters; shorter text is assumed to be language
 CODE = re.compile(r"[{}\[\]<>=+*\\|^~$#@%;`_]|[a-z]\d+[a-z]|\d[a-z]+\d", re.IGNORECASE)
 AROUND_WORD = ".,;:!?\"'()[]*_-\u2013\u2014/\u2026\u00ab\u00bb\u201c\u201d\u201e\u2018\u2019\u00bf\u00a1"
 FORMULA = re.compile(r"[=\u2248\u2260\u2264\u2265\u2211\u222b\u221a\u00b1]")
-# Three letters in a row, or one of a script that formulas do not use
+# Three letters in a row, or one letter of a script that formulas do not use
 SPOKEN = re.compile(
     r"[^\W\d_\u00aa-\u00be\u0590-\U0010ffff]{3}|[\u0590-\u1cff\u1e00-\u1fff\u2c00-\U0001d3ff\U0001d800-\U0010ffff]"
 )
 STATEMENT = re.compile(r"[\w)\]];(?! )|\w[=<][\w\"'\[(!]|\)\{|=>|&&|\|\|")  # in minified code
-STATEMENT_SPACING = 20  # maximum characters per statement in code, on average
-MIN_WORD_SHARE = 0.3  # share of characters in words from which a text is language
+STATEMENT_SPACING = 20  # maximum average number of characters per statement in code
+MIN_WORD_SHARE = 0.3  # minimum share of characters in words for a text to count as language
 
 
 def has_sentences() -> bool:
@@ -58,7 +59,7 @@ def has_sentences() -> bool:
 
 
 def effective_unit(options: DocumentOptions) -> str:
-    """Return the unit to decode: lines instead of sentences, with a note, if sentencex is missing."""
+    """Return the unit to decode. If sentencex is missing, sentences become lines, with a note to the user."""
     if options.unit != "sentence" or has_sentences():
         return options.unit
     way_out = "for sentences, run pip install sentencex"
@@ -69,9 +70,9 @@ def effective_unit(options: DocumentOptions) -> str:
 def sentence_spans(text: str, language: str) -> list[Span]:
     """Return the sentences of a text. No sentence ends within a part that must survive.
 
-    language: an ISO code; sentencex treats unknown ones as English.
+    language: an ISO code; sentencex treats unknown codes as English.
     """
-    starts = [*sentence_starts(re.sub(r"\s", " ", text), language)]  # the offsets of sentencex are wrong at line breaks
+    starts = [*sentence_starts(re.sub(r"\s", " ", text), language)]  # sentencex's offsets are wrong at line breaks
     if starts and CODE.search(text):
         kept = [(span.start, span.end) for span in must_survive(text, ())]
         starts = [each for each in starts if not overlaps((each, each), kept)]
@@ -80,12 +81,12 @@ def sentence_spans(text: str, language: str) -> list[Span]:
 
 def overlaps(span: Span, others: Sequence[Span]) -> bool:
     """Return whether a span overlaps one of several sorted, disjoint spans. An empty span overlaps a span around it."""
-    before = bisect_left(others, (span[1],)) - 1  # the last one that begins before the end
+    before = bisect_left(others, (span[1],)) - 1  # index of the last span that begins before this one ends
     return before >= 0 and others[before][1] > span[0]
 
 
 def sentence_starts(text: str, language: str) -> Iterator[int]:
-    """Yield the start of each sentence except the first. A sentence may be longer than the window."""
+    """Yield the start of each sentence except the first. A sentence may be longer than `WINDOW`."""
     from sentencex import segment
 
     start = 0
@@ -126,13 +127,13 @@ def short_spans(text: str, span: Span) -> list[Span]:
 
 
 def gaps(spans: Iterable[Span], size: int) -> Iterator[Span]:
-    """Yield the ranges before, between and after spans of a text. size: the length of the text."""
+    """Yield the ranges of a text before, between and after spans. size: the length of the text."""
     borders = [0, *(border for span in spans for border in span), size]
     return zip(borders[::2], borders[1::2], strict=True)
 
 
 def trimmed(text: str, spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield the spans without the white space at their ends, except for blank ones."""
+    """Yield the spans without the white space at their ends, omitting blank spans."""
     for start, end in spans:
         part = text[start:end]
         if content := part.strip():
@@ -141,8 +142,8 @@ def trimmed(text: str, spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def needs_decoding(text: str) -> bool:
-    """Return whether a text has letters outside of parts that must survive, such as addresses and placeholders."""
-    if ORDINARY.search(text) and not MAY_ENCLOSE.search(text):  # a shortcut, which is much faster
+    """Return whether a text has letters outside the parts that must survive, such as addresses and placeholders."""
+    if ORDINARY.search(text) and not MAY_ENCLOSE.search(text):  # a much faster shortcut
         return True
     return any(map(str.isalpha, without(text, must_survive(text, ()))))
 
@@ -165,12 +166,12 @@ def is_language(text: str) -> bool:
 
 
 def without(text: str, spans: Iterable[Required]) -> str:
-    """Return a text with a space in place of each span."""
+    """Return the text with each span replaced by a space."""
     return " ".join(text[start:end] for start, end in gaps(((each.start, each.end) for each in spans), len(text)))
 
 
 def is_word(run: str) -> bool:
-    """Return whether a text without white space may be a word of at least two letters, or of another script."""
+    """Return whether a string without white space may be a word: at least two letters, or one non-ASCII letter."""
     word = run.strip(AROUND_WORD)
     return (
         len(word) > word.isascii()
@@ -181,18 +182,18 @@ def is_word(run: str) -> bool:
 
 
 def around_opaque(text: str, spans: Iterable[Span]) -> Iterator[Span]:
-    """Divide spans at long texts without spaces, such as base64, and leave these texts out."""
+    """Divide spans at long runs without spaces, such as base64, and leave these runs out."""
     for start, end in spans:
         found = [match.span() for match in OPAQUE.finditer(text, start, end) if not is_word(match[0])]
         yield from trimmed(text, pairwise([start, *chain.from_iterable(found), end]))
 
 
 def fitting_spans(text: str, fits: Callable[[str], bool]) -> list[Span]:
-    """Divide a text into parts that a model accepts: after a clause if possible, else between words, else anywhere.
+    """Divide a text into parts that a model accepts, if possible after a clause, else between words, else anywhere.
 
-    fits: Returns whether a text is short enough. This call may be slow, so there are only a few for each part.
+    fits: Returns whether a string is short enough. It may be slow, so it is called only a few times per part.
 
-    If not even one character fits, the rest of the text is one part.
+    If not even one character fits, the rest of the text becomes one part.
     """
     spans: list[Span] = []
     end, size = len(text.rstrip()), len(text)
@@ -207,7 +208,7 @@ def fitting_spans(text: str, fits: Callable[[str], bool]) -> list[Span]:
 
 
 def fitting_size(text: str, start: int, end: int, guess: int, fits: Callable[[str], bool]) -> int:
-    """Return a number of characters from `start` that fit, at most 1/16 below the maximum."""
+    """Return a number of characters from `start` that fit, no more than 1/16 below the maximum."""
     rest = end - start
     low, high = 0, rest + 1  # `low` fits, `high` does not
     size = min(guess, rest)
@@ -221,16 +222,16 @@ def fitting_size(text: str, start: int, end: int, guess: int, fits: Callable[[st
 
 
 def part_end(text: str, start: int, size: int, fits: Callable[[str], bool]) -> int:
-    """Return the end of the part from `start`. The part has at most `size` characters, and fewer than the rest."""
+    """Return where the part from `start` ends. It has at most `size` characters, and never reaches the text's end."""
     while True:
         part = text[start : start + cut_size(text[start : start + size + 1])].rstrip()
         if len(part) == 1 or fits(part):
             return start + len(part)
-        size = len(part) - 1  # a part may have more tokens than the longer text from which it was cut
+        size = len(part) - 1  # a part may have more tokens than the longer string from which it was cut
 
 
 def cut_size(text: str) -> int:
-    """Return where to cut a text, at the latest before its last character."""
+    """Return the position at which to cut a string, at the latest before its last character."""
     last = len(text) - 1
     clause = max((match.end() for match in CLAUSE_END.finditer(text) if match.end() <= last), default=0)
     space = max((match.start() for match in re.finditer(r"\s", text)), default=0)
@@ -246,5 +247,5 @@ def is_attached(text: str, position: int) -> bool:
 
 
 def source_language(src_lang: str | None, prefix: str) -> str:
-    """Return the ISO code of the source's language, from a model's code or a prefix that names it; otherwise "en"."""
+    """Return the source language's ISO code, from a model's code or a prefix that names the language, or else "en"."""
     return language_of(src_lang).code if src_lang else languages_named(prefix)[0] or "en"

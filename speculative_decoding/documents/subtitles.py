@@ -1,8 +1,8 @@
-"""Parses SRT and WebVTT subtitles: a sentence that spans several cues is one text, with breaks between the cues.
+"""Parses SRT and WebVTT subtitles. A sentence that spans several cues is decoded as one, with breaks between the cues.
 
-Numbers, times, settings, comments and style sheets are copied. A block consists of consecutive cues of one speaker, up
-to the end of a sentence or a pause. Lines that two cues show, as in rolling captions, are separate blocks. Speech
-dashes, names of speakers, musical notes and brackets around sounds are copied.
+Numbers, times, settings, comments and style sheets are copied. A block consists of one speaker's consecutive cues, up
+to the end of a sentence or a pause. Lines that two consecutive cues share, as in rolling captions, are separate blocks.
+Speech dashes, speaker names, musical notes and brackets around sounds are copied.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from .tokens import Block, Break, Close, Literal, Open, Part, Point, Text, Token
 if TYPE_CHECKING:
     from .options import DocumentOptions
 
-MAX_PAUSE = 2.0  # seconds between two cues of one sentence
-MAX_OVERLAP = 0.5  # seconds that two cues of one sentence may share
-MAX_CUES = 12  # cues of one block, for texts without punctuation
-MAX_LINES = 8  # lines that are compared to find lines shown by two cues
-MAX_WORDS = 64  # words that are compared to find text shown by two cues
+MAX_PAUSE = 2.0  # maximum seconds between two cues of one sentence
+MAX_OVERLAP = 0.5  # maximum seconds by which two cues of one sentence may overlap
+MAX_CUES = 12  # maximum number of cues in a block, for text without punctuation
+MAX_LINES = 8  # number of lines compared to find lines that two cues share
+MAX_WORDS = 64  # number of words compared to find text that two cues share
 MIN_WORDS = 3  # a shorter overlap of two cues may be a coincidence
-SHOWN = 80  # characters of a line in a finding
+SHOWN = 80  # number of characters of a line shown in a finding
 
-# Times in each form that FFmpeg (spaces, negative fields), the libraries srt and pysubs2 (separators, arrows) or WebVTT
-# accepts. Tools that shift times write negative times as -00:00:01,500 or 0-1:59:58,500.
+# Times in every form accepted by FFmpeg (spaces, negative fields), the libraries srt and pysubs2 (separators, arrows)
+# or WebVTT. Tools that shift times write negative times as -00:00:01,500 or 0-1:59:58,500.
 FIELD = r"[ \t]*+(?:0{1,2}-\d{1,28}|[+-]?\d{1,30})"
 SEPARATOR = r"[:.,;\u3002\uff0c\uff0e\uff1a\uff1b]"
 CLOCK = rf"({FIELD}(?:{SEPARATOR}{FIELD}){{1,3}}+){SEPARATOR}?"
 ARROW = r"(?:[-=\u2010-\u2015\u2212][ \t]*){1,3}(?:[>\uff1e]|&gt;)|[\u2192\u27f6]"
 TIMES = re.compile(rf"{CLOCK}[ \t]*(?:{ARROW})[ \t]*{CLOCK}(?!\S)")
-# A timing line, which is never text: it has an arrow, or begins with a full clock even if the rest is damaged
+# A timing line, which is never text. It contains an arrow, or begins with a complete time even if the rest is damaged
 TIMING = re.compile(rf".*?-->|{TIMES.pattern}|{FIELD}:{FIELD}:{FIELD}[.,]\d", re.DOTALL)
 SETTINGS = re.compile(r"(?:\s+[\w-]+[:=]\S*)*\s*")  # after the times: "line:0 align:start", or "X1:100 X2:200"
 NUMBER = re.compile(r"\s*-?\d+(?:\.\d*)?\s*")
 LINE_END = re.compile(r"\r\n?|\n")
-# "\N" ends a line in ASS, and remains in converted files
+# "\N" ends a line in ASS, and is left in converted files
 BREAK = re.compile(rf"({LINE_END.pattern}|(?<!\b[A-Za-z]:)\\[Nn])")
 SENTENCE_END = frozenset(".!?…‼⁇⁈⁉‽؟।॥။።፧។៕。｡\u0589\u06d4\u1803\u1809\uff0e\uff01\uff1f")
 QUOTES = "\"'”»」』)]}\u2019\u203a\uff09"
@@ -61,17 +61,17 @@ SRT = re.compile(
 )
 VTT = re.compile(rf"{NOTES}|{OVERRIDE}|{HARD_SPACES}|{RUBY}|<[^>]*>?|{ENTITY.pattern}")
 TAG = re.compile(r"<(/?)([a-z]+)", re.IGNORECASE)
-KARAOKE = re.compile(r"<\d+:")  # a time within the text, which must stay in its cue
+KARAOKE = re.compile(r"<\d+:")  # a time within the text; such text must stay in its cue
 WORD = re.compile(rf"[^\W{UNSPACED[1:-1]}]+|{UNSPACED}")
 
 
 class Cue(NamedTuple):
-    """A text of a cue.
+    """A continuous part of a cue's text.
 
     Args:
-        before: Everything between the previous text and this one.
+        before: Everything between the previous `Cue`'s text and this one.
         text: The text; empty at the end of a document and for a malformed timing line.
-        line: The line on which the text begins, from 1.
+        line: The number of the line on which the text begins, from 1.
         number: The number of the cue, from 1.
         start, end: The times in seconds, or NaN if unknown.
         finding: A finding about a malformed timing line.
@@ -87,7 +87,7 @@ class Cue(NamedTuple):
 
 
 def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
-    """Yield the parts of a document. Without a format in the options, a document that begins with "WEBVTT" is VTT."""
+    """Yield the parts of a document. If the options name no format, a document that begins with "WEBVTT" is VTT."""
     lines = iter(lines)
     first = next(lines, "")
     is_vtt = options.format == "vtt" or (options.format is None and first.startswith("WEBVTT"))
@@ -97,10 +97,10 @@ def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
 
 
 def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
-    """Yield the texts of all cues, and finally a cue without text.
+    """Yield a `Cue` for each text of each cue, and finally one without text.
 
-    In SRT, text after a blank line is another text of the same cue, up to the next timing line. In VTT, it is not
-    displayed. A timing line is never text. If it is malformed, it becomes a cue without text, with a finding.
+    In SRT, what follows a blank line, up to the next timing line, is another text of the same cue. In VTT, it is not
+    displayed. A timing line is never text. If malformed, it becomes a cue without text, with a finding.
     """
     before: list[str] = []
     text: list[str] = []
@@ -119,7 +119,7 @@ def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
             times = TIMES.match(line)
             start, end = map(seconds, times.groups()) if times else (nan, nan)
             cue = Cue("", number=cue.number + 1, start=start, end=end)
-            is_open = is_open or not is_vtt or times is not None or "-->" in line  # a comment may begin with a clock
+            is_open = is_open or not is_vtt or times is not None or "-->" in line  # a comment may begin with a time
             if not (times and SETTINGS.fullmatch(line, times.end())) and WORD.search(line):
                 yield cue._replace(before="".join(before), finding=Finding(line_number, COPIED, line.strip()[:SHOWN]))
                 before = []
@@ -133,7 +133,7 @@ def cues_of(lines: Iterable[str], is_vtt: bool) -> Iterator[Cue]:
 
 
 def with_next(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each line with the next line that is not blank."""
+    """Yield each line together with the next line that is not blank."""
     waiting: list[str] = []
     for line in lines:
         if line.strip():
@@ -144,18 +144,18 @@ def with_next(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_text(line: str, following: str, is_vtt: bool) -> bool:
-    """Return whether a line is text of the open cue, and not part of the next cue or of the space between them.
+    """Return whether a line is text of the open cue rather than part of the next cue or of the space between them.
 
     following: the next line that is not blank.
     """
     if is_vtt:
         return bool(line.strip("\r\n")) and not TIMING.match(line)
-    is_number = NUMBER.fullmatch(line) and TIMING.match(following)  # a blank line may lie between them
+    is_number = NUMBER.fullmatch(line) and TIMING.match(following)  # a blank line may separate the two
     return bool(line.strip()) and not is_number and not TIMING.match(line)
 
 
 def with_text(cue: Cue, before: str, text: str) -> tuple[Cue, str]:
-    """Return the cue with a text, and the white space after the text."""
+    """Return the cue with its text added, and the white space after the text."""
     start = len(text) - len(text.lstrip())
     end = len(text.rstrip()) if start < len(text) else start
     return cue._replace(before=before + text[:start], text=text[start:end]), text[end:]
@@ -174,7 +174,7 @@ def seconds(clock: str) -> float:
 
 
 def lines_of(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each line without white space around it, and the text between it and the line before."""
+    """Yield the text between each line and the line before, and the line itself without surrounding white space."""
     before = ""
     parts = BREAK.split(text)
     for line, end in zip(parts[::2], [*parts[1::2], ""], strict=True):
@@ -187,13 +187,13 @@ def lines_of(text: str) -> Iterator[tuple[str, str]]:
 
 
 def shared_lines(before: Sequence[str], after: Sequence[str]) -> int:
-    """Return how many lines at the end of a cue are also at the start of the next cue, as in rolling captions."""
+    """Return the number of lines at the end of a cue that the next cue repeats at its start, as in rolling captions."""
     sizes = range(min(len(before), len(after), MAX_LINES), 0, -1)
     return next((size for size in sizes if before[-size:] == after[:size] and any(after[:size])), 0)
 
 
 def is_repeated(before: str, after: str) -> bool:
-    """Return whether a text begins with the last words of the previous text, as captions do that grow by words."""
+    """Return whether a text begins with the last words of the previous text, as in captions that grow word by word."""
     old, new = ([*map(str.casefold, WORD.findall(each))] for each in (before, after))
     sizes = range(min(len(old), len(new), MAX_WORDS), 0, -1)
     size = next((size for size in sizes if old[-size:] == new[:size]), 0)
@@ -201,11 +201,11 @@ def is_repeated(before: str, after: str) -> bool:
 
 
 class Segment(NamedTuple):
-    """A part of a cue's text by one speaker.
+    """A part of a cue's text with one speaker.
 
     before: The text between the previous segment and this one.
-    is_first, is_last: Whether nothing precedes or follows the segment in its cue, such as a speaker mark, a sound or a
-        musical note, and the adjacent cue does not show the same line.
+    is_first, is_last: Whether the segment begins or ends its cue: no speaker mark, sound or musical note comes before
+        or after it, and the adjacent cue does not show the same line.
     """
 
     before: str
@@ -226,15 +226,15 @@ class Reader:
         self._pattern = VTT if is_vtt else SRT
         self._voice = ""  # the last VTT voice, such as "<v Mary>"
         self._numbers = count()
-        self._opened: dict[int, str] = {}  # number of markup in this cue -> its raw text
-        self._open: defaultdict[str, list[int]] = defaultdict(list)  # name -> numbers of markup that is not closed
+        self._opened: dict[int, str] = {}  # number of an opening token in this cue -> its raw text
+        self._open: defaultdict[str, list[int]] = defaultdict(list)  # tag name -> numbers of unclosed markup
 
     def plain(self, text: str) -> str:
-        """Return a text without markup."""
+        """Return the text without markup."""
         return self._pattern.sub("", text).strip()
 
     def segments(self, cue: Cue, alone: Sequence[bool]) -> tuple[list[Segment], str]:
-        """Return the segments of a cue, and the text after the last one. Markup around a segment is not part of it.
+        """Return a cue's segments, and the raw text after the last one. Markup around a segment is not part of it.
 
         alone: for each line, whether it is a separate segment.
         """
@@ -254,10 +254,10 @@ class Reader:
         return found, "".join(outside)
 
     def _joined_lines(self, text: str, alone: Sequence[bool]) -> list[Token | Literal]:
-        """Return the tokens of all lines of a cue with breaks between them, and literals that end a segment."""
+        """Return the tokens of a cue's lines, with breaks between the lines, and literals where a segment ends."""
         found: list[Token | Literal] = []
         last = ""  # the text since the last literal
-        same: dict[int, int] = {}  # number of markup that continues after a break -> its number before the break
+        same: dict[int, int] = {}  # markup that resumes after a break: its new number -> its number before the break
         for number, (before, content) in enumerate(lines_of(text)):
             line = [*self._tokens(content)]
             if line and isinstance(line[0], Break):
@@ -341,7 +341,7 @@ class Reader:
 
 
 def speaker(line: str, position: int) -> re.Match[str] | None:
-    """Return the mark of a speaker: a dash, ">>", or a name in capitals if the text after it is not in capitals."""
+    """Return a speaker mark: a dash, ">>", or a name in capitals if the text after it is not in capitals."""
     if dash := DASH.match(line, position):
         return dash
     label = LABEL.match(line, position)
@@ -356,7 +356,7 @@ def until_literal(tokens: Iterable[Token | Literal]) -> Iterator[Token]:
 
 
 def split(tokens: Iterable[Token | Literal]) -> Iterator[tuple[list[Token], str]]:
-    """Yield the tokens before each literal with the literal's raw text, and the last tokens with an empty text."""
+    """Yield the tokens before each literal with the literal's raw text, and the last tokens with an empty string."""
     found: list[Token] = []
     for token in tokens:
         if isinstance(token, Literal):
@@ -392,7 +392,7 @@ def raw_of(tokens: Iterable[Token]) -> str:
 
 
 class BlockBuilder:
-    """Joins the segments of cues into blocks. is_vtt: whether text is written with entities."""
+    """Joins the segments of cues into blocks. is_vtt: whether the format is WebVTT, in which text contains entities."""
 
     def __init__(self, is_vtt: bool) -> None:
         self._reader = Reader(is_vtt)
@@ -409,7 +409,7 @@ class BlockBuilder:
             [self._reader.plain(line) for _, line in lines_of(each.text)] for each in (self._previous, cue, following)
         )
         first, last = shared_lines(before, lines), len(lines) - shared_lines(lines, later)
-        alone = [not first <= number < last for number in range(len(lines))]  # for the same output in both cues
+        alone = [not first <= number < last for number in range(len(lines))]  # so that both cues have the same output
         segments, after = self._reader.segments(cue, alone)
         for segment in segments:
             outside = self._after + segment.before
@@ -437,7 +437,7 @@ class BlockBuilder:
         self._tokens = []
 
     def _continues(self, cue: Cue, text: str) -> bool:
-        """Return whether the first text of a cue continues the block."""
+        """Return whether a cue's first segment, with this text, continues the block."""
         previous = self._previous
         is_next = cue.number == previous.number + 1 and -MAX_OVERLAP <= cue.start - previous.end <= MAX_PAUSE
         is_bound = self._cues >= MAX_CUES or KARAOKE.search(cue.text) or KARAOKE.search(previous.text)
@@ -449,6 +449,6 @@ class BlockBuilder:
 
 
 def write_vtt(text: str) -> str:
-    """Escape a text for VTT. A "&" is escaped only if it would begin an entity, as in most programs."""
+    """Escape text for VTT. As in most programs, "&" is escaped only if it would begin an entity."""
     text = ENTITY.sub(lambda each: f"&amp;{each[0][1:]}" if html.unescape(each[0]) != each[0] else each[0], text)
     return text.replace("<", "&lt;").replace("-->", "--&gt;")

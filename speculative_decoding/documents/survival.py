@@ -1,4 +1,4 @@
-"""Finds the parts of a text that must survive in its output, and the lost ones: code, quantities, numbers, terms."""
+"""Finds the parts of a text that must survive in its output (code, quantities, numbers, terms), and which are lost."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ ENDS_SENTENCE = ".,;:!?'\u2019\u2026*"
 SIGN = re.compile(r"[^\w\s\u00b5\u03bc/]|\u03a9")
 OPENING = {")": "(", "]": "[", "}": "{"}
 
-Key = str | tuple[str, str | None]  # a text, or a number and its unit
+Key = str | tuple[str, str | None]  # the text of a span, or a number and its unit
 
 
 class Required(NamedTuple):
     """A part of a text that must appear in the output.
 
     Args:
-        start, end: Its range in the text, in characters.
+        start, end: The part's range in the text, in characters.
         text: The characters in this range.
-        is_quantity: Whether the output may write its number and unit differently: "1,000.5 GB" as "1.000,5 GB".
+        is_quantity: Whether the number and unit may be written differently in the output: "1,000.5 GB" as "1.000,5 GB".
     """
 
     start: int
@@ -46,15 +46,15 @@ class Required(NamedTuple):
 
 
 class Terms:
-    """Finds terms in a text, as whole words with the same case. A longer term takes precedence.
+    """Finds terms in a text as whole words, case-sensitively. Longer terms take precedence.
 
-    All terms are searched for at once (Aho and Corasick, 1975), so the time depends only on the lengths of terms and
-    text.
+    All terms are searched for at once (Aho and Corasick, 1975), so the time depends only on the total length of the
+    terms and the length of the text.
     """
 
     def __init__(self, terms: Iterable[str]) -> None:
-        self._next: list[dict[str, int]] = [{}]  # of each state: symbol (see `symbols`) -> next state
-        self._size = [0]  # characters of the longest term that ends in a state
+        self._next: list[dict[str, int]] = [{}]  # for each state: symbol (see `symbols`) -> next state
+        self._size = [0]  # for each state: length of the longest term that ends there
         for term in {term.strip() for term in terms} - {""}:
             state = 0
             for symbol in islice(symbols(term), 1, None):
@@ -63,7 +63,7 @@ class Terms:
                     self._next.append({})
                     self._size.append(0)
             self._size[state] = len(term)
-        self._fallback = [0] * len(self._next)  # failure link: the longest other state that is a suffix
+        self._fallback = [0] * len(self._next)  # failure links: the longest proper suffix that is a state
         states = [*self._next[0].values()]
         for state in states:
             self._size[state] = self._size[state] or self._size[self._fallback[state]]
@@ -91,7 +91,7 @@ class Terms:
 
 
 def symbols(text: str) -> Iterator[str]:
-    """Yield the possibly empty white space before each word of a text, and the word."""
+    """Yield the white space before each word of a text, which may be empty, and the word itself."""
     end = 0
     for token in TOKEN.finditer(text):
         yield from (text[end : token.start()], token[0])
@@ -109,9 +109,9 @@ def indexed(terms: frozenset[str]) -> Terms:
 
 
 def must_survive(text: str, terms: Collection[str]) -> list[Required]:
-    """Return the parts of a text that must appear in its output, in order. Of two that overlap, the longer one is kept.
+    """Return the parts of a text that must appear in its output, in order. If two overlap, the longer one is kept.
 
-    terms: Texts that the user requires. Pass many terms as a frozenset, whose hash is cached.
+    terms: Terms that the user requires. Pass many terms as a frozenset, because its hash is cached.
     """
     characters = {*text}
     found = [
@@ -131,7 +131,7 @@ def must_survive(text: str, terms: Collection[str]) -> list[Required]:
 
 
 def exact_span(name: str, text: str, start: int, end: int) -> Required:
-    """Return a match of a pattern, without punctuation of the sentence or an unbalanced bracket at its end."""
+    """Return a pattern's match, without the sentence's punctuation or an unbalanced bracket at its end."""
     if name in MAY_END_WITH_PUNCTUATION:
         count = Counter(text[start:end])
         while (last := text[end - 1]) in ENDS_SENTENCE or count[last] > count[OPENING.get(last, last)]:
@@ -141,7 +141,7 @@ def exact_span(name: str, text: str, start: int, end: int) -> Required:
 
 
 def lost(spans: Sequence[Required], output: str) -> list[Required]:
-    """Return the spans that an output lacks or has too often, in order. Equal spans are counted.
+    """Return the spans that an output lacks or repeats too often, in order. Equal spans are counted.
 
     The output must contain the number of a quantity, with any digit separators, and its unit or a word in its place.
     """
@@ -162,7 +162,7 @@ def texts_of(spans: Iterable[Required]) -> Counter[Key]:
 
 
 def take(span: Required, left: Counter[Key]) -> bool:
-    """Remove a span from the remaining texts of an output. Returns whether the output has it."""
+    """Remove a span from the output's remaining spans, and return whether it was among them."""
     keys: list[Key] = [span.text.strip()]
     if span.is_quantity and (match := QUANTITY.fullmatch(span.text)):
         number, unit = quantity(match)
@@ -174,7 +174,7 @@ def take(span: Required, left: Counter[Key]) -> bool:
 
 
 def quantity(match: re.Match[str]) -> tuple[str, str | None]:
-    """Return the number of a match of `IN_OUTPUT` in a common spelling, and its unit, or None for a word."""
+    """Return the normalized number of a match of `IN_OUTPUT`, and its unit, or None if a word replaces the unit."""
     return value(match["number"] or match["amount"]), match["after"] or match["before"]
 
 
@@ -189,7 +189,7 @@ def in_ascii(text: str) -> str:
 
 
 def lost_numbers(source: str, output: str) -> list[str]:
-    """Return the numbers that an output lacks, in order. A date or a time may be written with other separators."""
+    """Return the numbers that an output lacks, in order. Dates and times may be written with other separators."""
     left: defaultdict[str, list[str]] = defaultdict(list)
     for match in ANY_NUMBER.finditer(output):
         left[value(match[0])].append(match[0])
@@ -215,7 +215,7 @@ def digit_groups(number: str) -> list[int]:
 
 
 def lost_signs(source: str, output: str) -> list[str]:
-    """Return the signs of units, such as "€", "%" or "°", that an output lacks. A word may have replaced them."""
+    """Return the unit signs, such as "€", "%" or "°", that an output lacks. Words may have replaced them."""
     left = Counter(output)
     found = []
     for match in QUANTITY.finditer(source):

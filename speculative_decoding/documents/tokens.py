@@ -1,7 +1,7 @@
-"""The representation of documents of all formats: literals, and blocks of tokens. Independent of formats and models.
+"""Represents documents of all formats as literals and blocks of tokens. Independent of formats and models.
 
-Joining the `raw` of all parts in order gives the document, so everything that is not decoded can be copied. Joining the
-`text` of a block's tokens gives the displayed text, which is decoded.
+Joining the `raw` strings of all parts in order yields the document, so everything that is not decoded can be copied.
+Joining the `text` of a block's tokens yields the displayed text, which is decoded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Literal:
 class Text:
     """Text to decode. raw: its spelling in the document, such as "&amp;" for "&".
 
-    A token whose `raw` differs from its `text` is one character, or the few characters of an entity, and indivisible.
+    A token whose `raw` differs from its `text` is a single character, or the few characters of an entity, and is
+    indivisible.
     """
 
     text: str
@@ -46,11 +47,11 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    r"""A line break within a block, with the white space and the markup around it.
+    r"""A line break within a block, with the surrounding white space and markup.
 
     Args:
-        raw: Its spelling in the document, such as "\n  > ", or everything between the texts of two subtitle cues.
-        text: A space, or nothing between characters of a script without spaces.
+        raw: Its spelling in the document, such as "\n > ", or everything between the text of two subtitle cues.
+        text: A space, or "" between characters of a script without spaces.
         is_required: Whether this break is written after the output if the output has too few words for all breaks.
     """
 
@@ -75,7 +76,7 @@ class Open(Textless):
 
     Args:
         raw: The markup.
-        number: The number that this token shares with its `Close`. A block may lack one of the two.
+        number: The number that this token shares with its `Close`. A block may contain only one of the two.
         is_link: Whether losing the markup loses content, such as the target of a link.
     """
 
@@ -94,7 +95,7 @@ class Close(Textless):
 
 @dataclass(frozen=True, slots=True)
 class Point(Textless):
-    """A part of a block without text, such as an image or a comment."""
+    """A part of a block that has no text, such as an image or a comment."""
 
     raw: str
 
@@ -107,13 +108,13 @@ Write = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the document with complete sentences, such as a paragraph, a heading, a table cell or a line.
+    """A part of the document that consists of whole sentences, such as a paragraph, a heading, a table cell or a line.
 
     Args:
         tokens: Its content.
         line: The line of the document on which it begins, from 1.
-        write: Escapes a decoded text for the document, for example with "&amp;" for "&". Default: unchanged.
-        write_start: Escapes a written text once more if it starts a line. Default: unchanged.
+        write: Escapes decoded text for the document, for example "&" as "&amp;". The default returns it unchanged.
+        write_start: Escapes text that `write` returned once more if it starts a line. The default returns it unchanged.
     """
 
     tokens: Sequence[Token]
@@ -134,5 +135,5 @@ Part = Literal | Block
 
 
 def line_ends(raw: str) -> int:
-    """Return the number of line ends in a text."""
+    """Return the number of line ends in a string."""
     return raw.count("\n") + raw.count("\r") - raw.count("\r\n")

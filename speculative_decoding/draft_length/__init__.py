@@ -1,4 +1,4 @@
-"""How many tokens to draft in a round."""
+"""Determines how many tokens to draft in a round."""
 
 from .adaptive import AdaptiveLength
 from .base import DraftLength, DraftOutcome, FixedLength

@@ -1,6 +1,6 @@
-"""Chooses the draft lengths with the most expected tokens per cost, from measured costs and observed acceptance.
+"""Chooses the draft lengths that maximize expected tokens per cost, from measured costs and observed acceptance.
 
-This takes some microseconds of host arithmetic per round, and never waits for the device.
+This takes a few microseconds of arithmetic on the host per round, and never waits for the device.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from .passes import TYPICAL_TOKENS, RoundCosts
 LONGEST = 16
 LONGEST_COPY = 63  # fills the widest pass; nothing computes these tokens, so only the pass limits them
 COPIES = (COPY, TEXT, MEMORY)
-COPY_POSITIONS = 4  # how far a copy is right hardly depends on its length so far, so later positions count together
-OPTIMISM = 0.7  # moves a prior, which was measured on other text, towards 1 by this fraction
+COPY_POSITIONS = 4  # a copy's acceptance hardly changes with the position, so all later positions are counted together
+OPTIMISM = 0.7  # fraction by which a prior, which was measured on other text, is moved towards 1
 DECAY = 0.994  # each round multiplies the weight of past observations by this factor
 IDLE_DECAY = 0.9965  # the same factor for kinds that are currently not drafted
-IDLE_ROUNDS = 4  # rounds without a decision after one that drafts nothing
-WORTHWHILE = 1.05  # minimum predicted speedup; covers the error of measured costs
+IDLE_ROUNDS = 4  # number of rounds without a new decision after a decision to draft nothing
+WORTHWHILE = 1.05  # minimum predicted speedup; allows for errors in the measured costs
 
 
 class Acceptance:
     """Estimates, for one kind of draft, the acceptance of each position given that all earlier ones were accepted.
 
-    Positions from the last one on have the same acceptance.
+    The last position also represents all positions beyond it.
 
     Args:
-        prior: The acceptance of each position on held-out text, if known. A position with few observations is
-            predicted from the one before it.
+        prior: The acceptance of each position on held-out text, if known. The estimate for a position with few
+            observations is based on the preceding position.
         longest: The number of positions.
     """
 
     def __init__(self, prior: Sequence[float] = (), longest: int = LONGEST) -> None:
-        optimistic = 0.93  # so that drafts are tried if nothing is known
+        optimistic = 0.93  # high enough that drafts are tried if nothing is known
         known = [each + OPTIMISM * (1.0 - each) for each in prior[:longest]] or [optimistic]
         self._prior = known + known[-1:] * (longest - len(known))
         self._hits = [0.0] * longest
@@ -58,14 +58,14 @@ class Acceptance:
     def expected(self, longest: int) -> list[float]:
         """The expected number of accepted tokens for each draft length from 0 to `longest`."""
         faded = self.faded
-        survives = 1.0  # the probability that all positions so far are accepted
+        survives = 1.0  # the probability that all positions up to this one are accepted
         expected = [0.0]
         likely = before = self._prior[0]
-        weight = 4.0  # the prior counts as much as this many observed drafts
+        weight = 4.0  # the prior has the weight of this many observed drafts
         for prior, hits, seen, _ in zip(self._prior, self._hits, self._seen, range(longest), strict=False):
             likely = (faded * hits + weight * min(1.0, likely * prior / before)) / (faded * seen + weight)
             before = max(prior, 1e-3)
-            weight = 15.0  # in drafts: how much a position's acceptance counts as the prior of the next position
+            weight = 15.0  # weight, in drafts, of a position's acceptance as the prior of the next position
             survives *= likely
             expected.append(expected[-1] + survives)
         total = expected[-1]
@@ -85,20 +85,21 @@ class AdaptiveLength(DraftLength):
     the pair (w, m) with the most tokens per second.
 
     If no draft promises a speedup, nothing is drafted until past observations have faded enough for the prior to
-    promise one. The worse or more expensive a draft is, the later it is retried.
+    promise one. The worse or more expensive a draft is, the longer it takes until it is retried.
 
-    A draft model without a prior starts with two tokens. Its later drafts are at most twice as long as the most tokens
-    accepted from one draft so far, as in TCP's slow start. So a useless draft model stays cheap.
+    A draft model without a prior starts with two tokens. As in TCP's slow start, its later drafts have at most twice
+    the largest number of tokens accepted from any earlier draft. A useless draft model therefore stays cheap.
 
-    Copies, from any text, may have up to `LONGEST_COPY` tokens, and other drafts `LONGEST`. Passes beyond the usual
-    widths are timed only if they are needed: a whole copy was accepted, and a wider pass would be worthwhile if it cost
-    no more than the widest timed one.
+    Copies from any text may have up to `LONGEST_COPY` tokens, other drafts up to `LONGEST`. Passes wider than usual are
+    timed only when needed: if a whole copy was accepted, and a wider pass would be worthwhile at the cost of the widest
+    timed pass.
 
     Args:
-        costs: Returns the costs of a round with this many rows.
+        costs: Returns the costs of a round with a given number of rows.
         prior: The prior of a draft model or draft head; see `Acceptance`.
-        max_draft_tokens: The maximum length.
-        widen: Called with a number of rows and one of `RoundCosts.untimed`, to time a pass of this width.
+        max_draft_tokens: The maximum draft length.
+        widen: Called with a number of rows and a width from `RoundCosts.untimed` to request that a pass of this width
+            be timed.
     """
 
     def __init__(
@@ -120,11 +121,11 @@ class AdaptiveLength(DraftLength):
         self._prior = prior
         self._widen = widen
         self._kinds: dict[str, Acceptance] = {}
-        self._speedup = 1.0  # predicted for the last choice
-        self._lengths: dict[str, int] = {}  # the last choice, by kind
+        self._speedup = 1.0  # predicted for the last chosen lengths
+        self._lengths: dict[str, int] = {}  # the last chosen lengths, by kind
         self._model_limit = LONGEST if prior else 2
         self._rounds_to_decision = 0  # rounds until lengths are chosen again
-        self._filled = False  # whether a copy as long as the pass was accepted in the last round
+        self._filled = False  # whether a copy that filled the pass was fully accepted in the last round
 
     def wants_drafts(self) -> bool:
         return self._rounds_to_decision <= 0
@@ -177,7 +178,7 @@ class AdaptiveLength(DraftLength):
         return self._kinds[kind]
 
     def _request_wider_pass(self, kinds: Sequence[str], limits: Sequence[int], costs: RoundCosts) -> None:
-        """Request the narrowest untimed pass that would be worthwhile at the cost of the widest timed one."""
+        """Request the narrowest untimed pass that would be worthwhile if it cost as much as the widest timed one."""
         assert self._widen is not None
         rows = len(limits)
         copied, _ = self._expected_tokens(kinds, limits, costs.untimed[-1] - 1)
@@ -188,13 +189,13 @@ class AdaptiveLength(DraftLength):
                 return
 
     def _best(self, kinds: Sequence[str], limits: Sequence[int], costs: RoundCosts) -> tuple[dict[str, int], float]:
-        """The length of each kind that gives the most tokens per cost, and its predicted speedup."""
+        """The length for each kind that yields the most tokens per cost, and the predicted speedup."""
         rows = len(limits)
         most = min(max(limits), max(costs.passes, default=1) - 1)
         copied, modelled = self._expected_tokens(kinds, limits, most)
         prefill = costs.prefill / TYPICAL_TOKENS  # per token
         first_draft = 0.0 if self._lengths.get(MODEL) else costs.prefill  # an idle draft model must encode the source
-        best = 0, 0  # the longest copy, and the steps of the draft model
+        best = 0, 0  # the longest copy, and the number of draft-model steps
         best_rate = WORTHWHILE * rows / costs.baseline
         for longest, steps, cost in self._rounds(kinds, most, costs):
             tokens = rows + copied[min(longest, most)] + modelled[steps]
@@ -221,13 +222,13 @@ class AdaptiveLength(DraftLength):
         return copied, modelled
 
     def _rounds(self, kinds: Sequence[str], most: int, costs: RoundCosts) -> Iterator[tuple[int, int, float]]:
-        """Yield the rounds to compare: the longest copy, the steps of the draft model, and the cost of the pass."""
+        """Yield the rounds to compare: the longest copy, the number of draft-model steps, and the cost of the pass."""
         has_copies = any(kind != MODEL for kind in kinds)
         max_steps = min(most, LONGEST) if MODEL in kinds else 0
         narrower = 0  # the longest draft of the next narrower pass
         for width, cost in sorted(costs.passes.items()):
-            longest = width - 1  # copies fill the pass, because more tokens cost nothing
-            fewest = 0 if has_copies else narrower + 1  # fewer steps fit into the narrower pass
+            longest = width - 1  # copies fill the pass, because their additional tokens cost nothing
+            fewest = 0 if has_copies else narrower + 1  # drafts with fewer steps fit into the narrower pass
             for steps in range(fewest, min(longest, max_steps) + 1):
                 yield longest, steps, cost
             narrower = longest

@@ -1,4 +1,4 @@
-"""Policies that choose how many tokens to draft in the next round: the interface, and a fixed length."""
+"""Policies that choose how many tokens to draft in the next round: the interface, and a policy with a fixed length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import InputError
 
 
 class DraftOutcome(Protocol):
-    """The part of a `Round` that a policy reads: the kind of draft, its length, and the number of accepted tokens."""
+    """The part of a `Round` that a policy reads: the draft's kind and length, and the number of accepted tokens."""
 
     kind: str
     accepted: int
@@ -23,13 +23,13 @@ class DraftLength(ABC):
     """Chooses the draft lengths of all rows that share this object, such as all requests of a session.
 
     Attributes:
-        never_drafts: Whether no row ever gets a draft, as in a baseline.
+        never_drafts: Whether nothing is ever drafted for any row, as in a baseline.
     """
 
     never_drafts = False
 
     def wants_drafts(self) -> bool:
-        """Whether the next round may draft. If not, drafters look up nothing, and `choose` is not called."""
+        """Whether the next round may draft. If not, drafters are not run, and `choose` is not called."""
         return not self.never_drafts
 
     @abstractmethod
@@ -37,12 +37,13 @@ class DraftLength(ABC):
         """Choose the maximum number of draft tokens for each row in the next round.
 
         Args:
-            kinds: The kind of draft that each row would get; see `BatchDrafter.kind_and_limit`.
-            limits: The most tokens that each row can use. A round never drafts more, whatever this method returns.
+            kinds: The kind of draft that each row would receive; see `BatchDrafter.kind_and_limit`.
+            limits: The maximum number of tokens that each row can use. A round never drafts more than that, whatever
+                this method returns.
         """
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:  # noqa: B027
-        """Learn from a round. Called after every round with an outcome for each row, drafted or not."""
+        """Learn from a round. Called after every round with an outcome for each row, whether or not it had a draft."""
 
     @abstractmethod
     def describe(self) -> str:

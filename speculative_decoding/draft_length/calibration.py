@@ -1,10 +1,12 @@
 """Measures the costs of passes and drafts on this device.
 
-1. The first request measures only for `START_SECONDS`, because its first token must wait. Costs of other widths are
-   estimated from the measured ones.
-2. A cost is rough until several timings agree. Later rounds time one rough cost each, for a short time per process.
-3. Wider passes are timed only in later rounds, and only if a policy finds that they may pay. None is used before.
-4. At the user's request, all costs but those of wider passes are measured until none of them is rough.
+1. The first request measures only for `START_SECONDS`, because its first token must wait. The costs of all other widths
+   are estimated from those that were measured.
+2. A cost is rough until several timings agree. Each later round times one rough cost again, within a time limit per
+   process.
+3. Wider passes are timed only in later rounds, and only if a draft-length policy requests it. They are not used before
+   they are timed.
+4. At the user's request, all costs except those of wider passes are measured until none is rough.
 
 Measurements are stored, so most processes only read them.
 """
@@ -32,21 +34,21 @@ if TYPE_CHECKING:
     from .exact_widths import ExactWidths
     from .probe import Probe
 
-START_SECONDS = 0.15  # before the first token, for each number of rows
-FULL_SECONDS = 2.0  # if the user requests a measurement
-ROUNDS_BEFORE_REFINING = 64  # if the first token of this process had to wait for a measurement
+START_SECONDS = 0.15  # maximum before the first token, for each number of rows
+FULL_SECONDS = 2.0  # maximum if the user requests a measurement
+ROUNDS_BEFORE_REFINING = 64  # if this process's first token had to wait for a measurement
 
-DRAFT = 0  # stands for the draft where a width is expected
+DRAFT = 0  # represents the draft where a width is expected
 NO_DRAFT = (0.0, 0.0, 0.0)
 
 
 class Calibration:
-    """Costs of a target's passes and of one draft. Missing costs are measured.
+    """The costs of a target's passes and of one draft. Missing costs are measured.
 
     Args:
-        probe: Returns the probe, which times passes and the draft. Called only when it is needed.
+        probe: Returns the probe that times passes and the draft. Called only when a measurement is needed.
         store: Keeps the measurements.
-        exact_widths: The widths of exact passes; None if all widths give the same bits.
+        exact_widths: The widths of exact passes; None if passes of all widths produce the same bits.
         draft: The fingerprint of the draft that the probe times, or "" without a draft.
     """
 
@@ -62,12 +64,12 @@ class Calibration:
         self._store = store
         self._draft = draft
         self._costs: dict[tuple[int, bool], RoundCosts] = {}  # by rows, and whether passes are exact
-        self._refined: set[tuple[int, bool]] = set()  # the keys without a rough cost
-        self._wanted: dict[tuple[int, bool], int] = {}  # by the same keys: a wider pass to time
+        self._refined: set[tuple[int, bool]] = set()  # the keys for which no cost is rough
+        self._wanted: dict[tuple[int, bool], int] = {}  # the width of a wider pass to time, by the same keys
         self._rounds_to_wait = 0
 
     def forget(self) -> None:
-        """Discard all measurements; they are repeated when they are needed."""
+        """Discard all measurements. They are repeated when needed."""
         if not self._store.is_read_only:
             self._store.clear()
         self._costs.clear()
@@ -77,7 +79,7 @@ class Calibration:
     def costs(self, rows: int, *, exact: bool = False) -> RoundCosts:
         """The costs of a round with this many rows, measured at the next power of two. exact: with exact passes only.
 
-        The first call measures for about `START_SECONDS`, unless another process has measured before.
+        The first call measures for about `START_SECONDS`, unless another process has already stored measurements.
         """
         rows = next_power_of_two(rows)
         if (rows, exact) not in self._costs:
@@ -91,13 +93,13 @@ class Calibration:
         return self._costs[rows, exact]
 
     def widen(self, rows: int, width: int, *, exact: bool = False) -> None:
-        """Let a later `refine` time this width, which is one of `RoundCosts.untimed`."""
+        """Let a later call of `refine` time this width, which is one of `RoundCosts.untimed`."""
         key = next_power_of_two(rows), exact
         self._wanted[key] = width
         self._refined.discard(key)
 
     def refine(self, rows: int, *, exact: bool = False) -> None:
-        """Time one pass or draft again if its cost is rough, or a wider pass for the first time.
+        """Time one pass or draft whose cost is rough again, or a wider pass for the first time.
 
         Called between rounds, when no request is waiting for its first token. A process stops refining once it has
         spent `CalibrationStore.refine_seconds`.
@@ -120,14 +122,14 @@ class Calibration:
         store.refine_seconds -= time.perf_counter() - started
 
     def measure_fully(self, rows: int, *, exact: bool = False) -> RoundCosts:
-        """Measure at the user's request until no cost is rough, for at most about `FULL_SECONDS`."""
+        """Measure at the user's request until no cost is rough, but not much longer than `FULL_SECONDS`."""
         if not self._store.is_read_only:
             self._measure(next_power_of_two(rows), exact, FULL_SECONDS)
             self._costs.clear()
         return self.costs(rows, exact=exact)
 
     def _measure(self, rows: int, exact: bool, seconds: float) -> None:
-        """Time the least known cost repeatedly, for `seconds` or until no cost is rough; then store the results."""
+        """Repeatedly time the least certain cost, for `seconds` or until no cost is rough. Then store the results."""
         started = time.perf_counter()
         width = self._next(rows, exact)
         if width is None:
@@ -149,7 +151,7 @@ class Calibration:
             self._store.add_pass(rows, width, probe.pass_seconds(rows, width))
 
     def _next(self, rows: int, exact: bool, *, wider: bool = False) -> int | None:
-        """The width to time next, or `DRAFT`; None if no cost is rough. wider: whether it may be a wider pass."""
+        """The width to time next, or `DRAFT`; None if no cost is rough. wider: whether wider passes may be timed."""
         store = self._store
         if 1 not in store.passes.get(rows, {}):  # the baseline, even if it is not exact
             return 1
@@ -214,7 +216,7 @@ class Calibration:
         return RoundCosts(passes, step, start, prefill, baseline, [each for each in untimed if each > max(passes)])
 
     def _named_costs(self, rows: int, exact: bool) -> RoundCosts:
-        """The costs from a file that the user named, which need not contain these rows or this draft."""
+        """The costs from a file named by the user, which may lack this number of rows or this draft."""
         found = self._store
         rows = max((each for each in found.passes if each <= rows), default=min(found.passes))
         passes = found.passes[rows]

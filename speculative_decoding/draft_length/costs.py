@@ -1,4 +1,4 @@
-"""Estimates the cost of passes of all widths from a few timings. It uses no models and no clock."""
+"""Estimates the costs of passes of all widths from a few timings. Independent of models and clocks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
-MAX_WIDTH = 17  # the longest draft of a model and one more token
+MAX_WIDTH = 17  # the longest draft from a model, plus one token
 ALL_WIDTHS = range(1, MAX_WIDTH + 1)
 MAX_MEASURED_WIDTHS = 9  # for a single row
-MAX_POSITIONS = 256  # rows * width of the largest pass that is measured for several rows
+MAX_POSITIONS = 256  # rows * width of the largest measured pass with several rows
 WIDER_WIDTHS = (24, 32, 48, 64)  # for long copies; Metal's matmul tiles have 32 or 64 rows
 
 
@@ -18,8 +18,8 @@ def next_width(costs: Mapping[int, float], candidates: Sequence[int], max_widths
     """Return the width to measure next, or None if the cost of a pass is known well enough.
 
     Published cost curves have steps (docs/decisions/calibration.md), so the interval with the largest rise is bisected
-    until all intervals are flat or enough widths are measured. Narrow widths have more weight, because most drafts are
-    short.
+    until all intervals are flat or enough widths have been measured. Narrow widths carry more weight, because most
+    drafts are short.
 
     Args:
         costs: The costs of the widths that have been measured.
@@ -57,8 +57,8 @@ def measure_widths(
 
 
 def interpolated(costs: Mapping[int, float]) -> Callable[[int], float]:
-    """Return a function that estimates the cost of any width from the widths measured so far (at least one)."""
-    slope = 0.08  # relative cost of each further position; more than on a memory-bound GPU, less than on a CPU
+    """Return a function that estimates the cost of any width from the costs measured so far (at least one)."""
+    slope = 0.08  # relative cost of each additional position: more than on a memory-bound GPU, less than on a CPU
     points = {width: costs[width] for width in sorted(costs)}
     last = max(points)
     if last < MAX_WIDTH:
@@ -67,8 +67,8 @@ def interpolated(costs: Mapping[int, float]) -> Callable[[int], float]:
 
 
 def monotone(costs: Mapping[int, float]) -> dict[int, float]:
-    """The closest curve that never falls (isotonic regression). Wider passes compute more, so a fall is noise."""
-    pools: list[tuple[float, int]] = []  # mean, number of widths
+    """The closest non-decreasing curve (isotonic regression). Wider passes compute more, so any decrease is noise."""
+    pools: list[tuple[float, int]] = []  # (mean, number of widths)
     for value in costs.values():
         pools.append((value, 1))
         while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
@@ -82,7 +82,7 @@ def monotone(costs: Mapping[int, float]) -> dict[int, float]:
 def drop_redundant_widths(costs: Mapping[int, float]) -> dict[int, float]:
     """Drop widths that cost nearly as much as the next wider one, because MLX traces a graph for each width.
 
-    The narrowest width stays for baseline passes.
+    The narrowest width is kept for baseline passes.
     """
     least_saving = 0.03
     widths = sorted(costs)
@@ -94,12 +94,12 @@ def drop_redundant_widths(costs: Mapping[int, float]) -> dict[int, float]:
 
 
 def max_measured_width(rows: int) -> int:
-    """The widest pass that is measured."""
+    """The width of the widest pass that is measured."""
     return MAX_WIDTH if rows == 1 else max(1, min(MAX_WIDTH - 1, MAX_POSITIONS // rows))
 
 
 def wider_widths(rows: int) -> list[int]:
-    """The passes beyond `max_measured_width` that are measured if drafts turn out to be long enough for them."""
+    """The widths beyond `max_measured_width` that are measured if drafts turn out to be long enough for them."""
     return [width for width in WIDER_WIDTHS if rows * width <= MAX_POSITIONS]
 
 

@@ -1,7 +1,8 @@
-"""The exact widths: pass widths that give each position the same bits, with and without drafts.
+"""The exact widths: pass widths at which each position has the same bits, with and without drafts.
 
-All candidates are compared once per target and device, because tokens depend on the choice. It depends only on bits,
-never on a timing or a draft, so all runs on a device agree (docs/decisions/exactness-class.md).
+All candidates are compared once per target and device, because the output tokens depend on which widths are chosen. The
+choice depends only on bits, never on a timing or a draft, so all runs on a device agree
+(docs/decisions/exactness-class.md).
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
 
 # These values are the same on every device.
 COMPARED_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 17, 24, 32)
-NOTE_SECONDS = 10.0  # between notes while widths are compared
-MAX_USUAL_WIDTH = 16  # most passes that verify drafts are no wider
-MAX_TYPICAL_WIDTH = 10  # if 70 % of the draft tokens are accepted, longer drafts gain less than 3 %
+NOTE_SECONDS = 10.0  # between progress notes while widths are compared
+MAX_USUAL_WIDTH = 16  # most passes that verify drafts have at most this width
+MAX_TYPICAL_WIDTH = 10  # if 70 % of the draft tokens are accepted, longer drafts are less than 3 % faster
 
 
 class ExactWidths:
-    """Determines which passes of a target have the same bits, on a device where not all do. Compares them if necessary.
+    """Determines, if necessary by comparison, which passes of a target have the same bits on a device where not all do.
 
     Args:
-        probe: Returns the probe, which compares passes on this device. Called only when it is needed.
-        store: Returns the store of comparisons.
+        probe: Returns the probe that compares passes on this device. Called only when a comparison is needed.
+        store: Returns the store that keeps the results.
     """
 
     def __init__(self, probe: Callable[[], Probe], store: Callable[[], CalibrationStore]) -> None:
@@ -47,7 +48,7 @@ class ExactWidths:
 
     @property
     def borders(self) -> tuple[list[int], list[int]]:
-        """The capacities of the KV cache, and those for sources, at which the bits of exact passes change."""
+        """The KV-cache capacities and the source capacities at which the bits of exact passes change."""
         self._compare_widths()
         store = self._store()
         return store.capacity_borders, store.source_borders
@@ -80,9 +81,9 @@ class ExactWidths:
         return self._store().same_bits.get(rows, {}).get(width)
 
     def is_exact_by_default(self, num_draft_tokens: int | None, slots: int) -> bool:
-        """Whether exact passes should be the default, because passes of usual widths are exact without padding.
+        """Whether exact passes should be the default, which is so if passes of usual widths are exact without padding.
 
-        Timings are not considered. They could change the default from run to run, and with it the tokens.
+        Timings are not considered, because they could change the default, and so the tokens, from run to run.
 
         Args:
             num_draft_tokens: The length of every draft; 0 for baseline decoding, None for an adaptive length.
@@ -113,7 +114,7 @@ class ExactWidths:
         return True
 
     def widths_for(self, rows: int, num_draft_tokens: int | None) -> list[int]:
-        """The exact widths for drafts of this length, or of any length if it is None."""
+        """The exact widths for drafts of this length, or of any length if None."""
         longest = self.widths[-1] if num_draft_tokens is None else self.width_for(num_draft_tokens + 1)
         widths = sorted({*self.widths, longest or 1})
         if rows == 1:
@@ -153,5 +154,5 @@ class ExactWidths:
 
 
 def choose_exact_widths(groups: Sequence[Sequence[int]]) -> Sequence[int]:
-    """The group with the most usual widths; among equally large ones, the group with the narrowest pass."""
+    """The group with the most usual widths. Ties are broken in favor of the group with the narrowest pass."""
     return max(groups, key=lambda widths: (sum(width <= MAX_USUAL_WIDTH for width in widths), -min(widths)))

@@ -1,12 +1,12 @@
-"""Compares the order in which kernels add numbers, on inputs whose terms cancel.
+"""Compares the order in which kernels sum terms, using inputs whose terms cancel.
 
-A position has the same bits in two passes if every matrix product and every attention adds its terms in the same order.
-Another order changes the last bits of a float32 sum. Rounding to 16 bits hides that in all but a few of a thousand
-sums, so comparing the logits of some positions proves little. Here, the terms of each sum cancel in pairs, and only
-rounding errors are left. They depend on the order in nearly every output, in any precision.
+A position has the same bits in two passes if every matrix product and every attention sums its terms in the same order.
+A different order changes the last bits of a float32 sum. Rounding to 16 bits hides the change in all but a few of a
+thousand sums, so comparing the logits of some positions proves little. Here, the terms of each sum cancel in pairs, so
+that only rounding errors are left. In nearly every output, and in any precision, these errors depend on the order.
 
-MLX chooses kernels by shapes and dtypes, not by values. So each distinct shape of the target is compared, with random
-numbers in place of its weights (docs/decisions/exactness-class.md).
+MLX chooses kernels by shape and dtype, not by value. Therefore, each distinct shape in the target is compared, with
+random numbers in place of the weights (docs/decisions/exactness-class.md).
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from ..models.layers import project
 
 Shape = tuple[int, int]  # rows and width of a pass
 Bits = list[bytes]
-# A kernel, or several in a row, with fixed inputs. It maps the index of an input for each position, (B, L), to outputs
+# A kernel, or a sequence of kernels, with fixed inputs. It maps the input index for each position, (B, L), to outputs
 # (B * L, N).
 Kernel = Callable[[mx.array], mx.array]
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
-# Numbers of keys for which attention is compared. MLX's fused attention takes two passes over 1,024 keys or more on
-# some devices, and over `GROUPED` or more on all if query heads share key heads.
+# The numbers of keys for which attention is compared. MLX's fused attention makes two passes over 1,024 or more keys on
+# some devices, and over `GROUPED` or more keys on all devices if query heads share key heads.
 CAPACITIES = (64, 1024, 2048)
 GROUPED = 4096
 FEW_KEYS = 64
 SETTINGS = ("bits", "group_size", "mode")  # of quantized layers
 INPUTS = 4  # distinct inputs; a pass has each of them at several positions
-WEIGHT_ROWS = 64  # distinct rows of a weight, which larger weights repeat
-SIZE = 32.0  # of the numbers: rounding errors are then normal numbers in float16
-SCORE_SIZE = 512.0  # of queries and keys: rounding errors of scores then change the weights of the values
+WEIGHT_ROWS = 64  # distinct rows of a weight matrix; larger matrices repeat them
+SIZE = 32.0  # of the numbers, so that rounding errors are normal numbers in float16
+SCORE_SIZE = 512.0  # of queries and keys, so that rounding errors in scores change the weights of the values
 
 
 class KernelBits:
-    """The bits of the kernels in a target's decoder pass."""
+    """The bits that the kernels of a target's decoder pass produce."""
 
     def __init__(self, model: EncoderDecoder) -> None:
         self._model = model
         self._dtype = model.embed(mx.array([[0]])).dtype
 
     def of_passes(self, shapes: Sequence[Shape]) -> dict[Shape, Bits]:
-        """Return the bits of each product and each attention in passes of these shapes.
+        """Return the output bits of each product and each attention in passes of these shapes.
 
         This needs memory for a copy of the largest weight.
         """
@@ -64,12 +64,12 @@ class KernelBits:
         return found
 
     def capacity_borders(self, width: int) -> list[int]:
-        """Return each capacity of the KV cache whose passes over the same keys have other bits than at its half."""
+        """Return each KV-cache capacity at which passes over the same keys have different bits than at half of it."""
         largest = max(own for own, _ in self._capacities())
         return self._borders(width, largest, lambda capacity: (capacity, FEW_KEYS))
 
     def source_borders(self, width: int) -> list[int]:
-        """Return each source capacity whose passes over the same source have other bits than at its half."""
+        """Return each source capacity at which passes over the same source have different bits than at half of it."""
         if self._model.audio is not None:  # all windows have the same length
             return []
         largest = max(source for _, source in self._capacities())
@@ -122,7 +122,7 @@ class KernelBits:
         """Return a decoder layer's attention over its own output and over the source.
 
         Args:
-            keys: The number of keys of the output so far, and of the source. Even numbers.
+            keys: The number of keys for the output so far, and for the source. Both are even.
             capacities: The capacities of the two buffers; keys beyond `keys` are masked.
         """
         config = self._model.config.decoder.shard(self._model.ranks)
@@ -161,11 +161,11 @@ class KernelBits:
 def bits_of(kernel: Kernel, rows: int, width: int) -> bytes:
     """Return the bits of the output for each input in passes of this shape.
 
-    If they depend on the position in the pass, the result differs from that of every other shape.
+    If the bits depend on the position in the pass, the result differs from that of every other shape.
     """
     positions = rows * width
     found: dict[int, bytes] = {}
-    for start in range(0, INPUTS, positions):  # narrow passes need several turns for all inputs
+    for start in range(0, INPUTS, positions):  # narrow passes must run several times to cover all inputs
         chosen = [(start + position) % INPUTS for position in range(positions)]
         outputs = kernel(mx.array(chosen).reshape(rows, width))
         outputs = mx.view(outputs, mx.uint32 if outputs.dtype == mx.float32 else mx.uint16)
@@ -177,7 +177,7 @@ def bits_of(kernel: Kernel, rows: int, width: int) -> bytes:
 
 
 def products(layer: nn.Module, dtype: mx.Dtype, *, is_head: bool) -> Iterator[Kernel]:
-    """Yield the products of a layer's shape, called as in a pass."""
+    """Yield the products of a layer with this one's shape, called as in a pass."""
     random = np.random.default_rng(0)
     is_quantized = "scales" in layer
     group = layer.group_size if is_quantized else 1
@@ -210,8 +210,8 @@ def paired(random: np.random.Generator, size: int, group: int = 1) -> Pairs:
 
     Args:
         size: A multiple of `group`.
-        group: All partners of a group are in one other group, or for a single group in the group itself. So two groups
-            of weights that are equal in pairs have the same quantization scale.
+        group: All partners of a group's indices are in one other group, or in the same group if it is left over. Two
+            groups of pairwise equal weights therefore have the same quantization scale.
     """
     groups = random.permutation(random.permuted(np.arange(size).reshape(-1, group), axis=1))
     half = len(groups) // 2
@@ -222,7 +222,7 @@ def paired(random: np.random.Generator, size: int, group: int = 1) -> Pairs:
 
 
 def spread(numbers: NDArray[np.floating], pairs: Pairs, sign: int, size: int | None = None) -> NDArray[np.float32]:
-    """Give each number of the last axis to the first index of a pair, and `sign` times the number to the second."""
+    """Put each number of the last axis at the first index of a pair, and `sign` times the number at the second."""
     first, second = pairs
     found = np.zeros((*numbers.shape[:-1], size or 2 * len(first)), np.float32)
     found[..., first] = numbers

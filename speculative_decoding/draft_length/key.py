@@ -1,4 +1,4 @@
-"""The key of measurements: everything that the cost and the bits of a pass depend on."""
+"""The key under which measurements are stored: everything on which the cost and the bits of a pass depend."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from ..version import __version__, native_libraries
 
 
 def calibration_key(target: EncoderDecoder) -> str:
-    """Everything that measurements of this target depend on, as JSON."""
+    """Everything on which this target's measurements depend, as JSON."""
     device = mx.default_device()
     facts = {
         "target": fingerprint(target),
         "device": f"{device.type.name} {device_name()}",
-        # MLX chooses kernels by the architecture, which MLX_METAL_GPU_ARCH can set. Virtual Macs share one name.
+        # MLX chooses kernels by the architecture, which MLX_METAL_GPU_ARCH can override. All virtual Macs have the same
+        # device name.
         "architecture": gpu_info().get("architecture"),
         "system": platform.release() if sys.platform == "darwin" else sys.platform,
         "mlx": mx.__version__,  # type: ignore[attr-defined]
@@ -41,7 +42,7 @@ def calibration_key(target: EncoderDecoder) -> str:
 
 
 def device_name() -> str:
-    """The name of the GPU or CPU that MLX computes on."""
+    """The name of the GPU or CPU on which MLX computes."""
     if on_gpu():
         return str(mx.device_info().get("device_name", "GPU"))
     with suppress(OSError, subprocess.SubprocessError):
@@ -62,9 +63,9 @@ def fingerprint(network: nn.Module) -> str:
 
 
 def gives_any_width_the_same_bits(target: EncoderDecoder) -> bool:
-    """Whether the matmuls of this target compute a row in the same way in any pass, so that no comparison is needed.
+    """Whether this target's matmuls compute a row in the same way in any pass, so that no comparison is needed.
 
-    `cpu/sgemm.c` does so in float32. All other operations compute each row independently.
+    `cpu/sgemm.c` does so for float32. All other operations compute each row independently.
     """
     if on_gpu() or target.ranks > 1 or "equal_rows" not in native_libraries:
         return False

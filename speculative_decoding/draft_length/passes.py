@@ -1,9 +1,9 @@
-"""The passes of an engine: their possible widths, whether they are exact, and what a round costs.
+"""An engine's passes: their possible widths, whether they are exact, and what a round costs.
 
-The width of a pass is the number of positions that it computes in each row. Exact passes give each position the same
-bits at any of their widths, so drafts change no token.
+The width of a pass is the number of positions that it computes in each row. Exact passes compute the same bits for each
+position at any of their widths, so drafts do not change any token.
 
-Costs may be in any unit, as long as all use the same one. Calibration measures seconds.
+Costs may be in any unit, as long as all costs use the same one. Calibration measures seconds.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ TYPICAL_TOKENS = 32  # output length of a typical request; the draft model's pre
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """Costs of the parts of a round, for a given number of rows.
+    """The costs of the parts of a round, for a given number of rows.
 
     Args:
-        passes: The cost of the target's pass, by width (positions per row). Passes have only these widths; a draft that
+        passes: The cost of the target's pass, by width (positions per row). Passes have only these widths; a pass that
             needs fewer positions is padded to the next width.
         step: The cost of one draft token of a draft model or draft head.
         start: The fixed cost of drafting with that model or head, added once per round.
         prefill: The cost of the draft model's forward pass over one request's source.
         fastest_baseline: The cost of a baseline round with the fastest pass, if `passes` does not include that pass.
-        untimed: Wider passes that can be timed, in increasing order. They are not used before.
+        untimed: The widths of wider passes that can be timed, in increasing order. They are not used until they are
+            timed.
     """
 
     passes: Mapping[int, float]
@@ -48,11 +49,11 @@ class RoundCosts:
         return self.passes[min(self.passes)] if self.passes else math.inf
 
     def round_cost(self, draft_tokens: int, steps: int = 0, prefills: int = 0) -> float:
-        """The cost of a round; infinite beyond the widest measured pass.
+        """The cost of a round; infinite if it needs more than the widest measured pass.
 
         Args:
-            draft_tokens: The number of tokens of the longest draft.
-            steps: The number of steps of the draft model.
+            draft_tokens: The number of tokens in the longest draft.
+            steps: The number of steps that the draft model takes.
             prefills: The number of sources that the draft model must process first.
         """
         drafting = self.start + steps * self.step if steps else 0.0
@@ -65,15 +66,15 @@ class PassWidths:
     """The widths that passes may have, and their costs.
 
     Args:
-        costs: The costs of a round, by number of rows. Passes are padded to the widths of these costs.
-        exact: Whether passes give each position the same bits, with and without drafts. If so, they have only these
-            widths, unless `any_width`.
-        any_width: Whether passes of any width give the same bits.
+        costs: The costs of a round, by number of rows. Passes are padded to the widths for which there are costs.
+        exact: Whether each position has the same bits in all passes, with and without drafts. If so, passes have only
+            these widths, unless `any_width` is set.
+        any_width: Whether passes of any width produce the same bits.
         reserved: The number of positions that the KV cache may need beyond the longest output. It is the same with and
             without drafts.
-        capacity_borders: The capacities of the KV cache at which the bits of a pass change, in increasing order. A
-            cache that would reach one is reserved before the first pass.
-        source_borders: The capacities for sources at which they change.
+        capacity_borders: The KV-cache capacities at which the bits of a pass change, in increasing order. A cache that
+            would reach one of them is allocated in full before the first pass.
+        source_borders: The same for source capacities.
         refine: Briefly measures rough costs for a number of rows, and updates `costs`.
     """
 
@@ -94,7 +95,7 @@ class PassWidths:
         return self.costs(rows).padded_width(positions)
 
     def reaches_border(self, capacity: int) -> bool:
-        """Whether a KV cache that grows to this capacity gives some of its passes other bits than the first ones."""
+        """Whether bits change between passes while a KV cache grows to this capacity."""
         return any(border <= capacity for border in self.capacity_borders)
 
     def capacity_class(self, capacity: int, source_capacity: int) -> tuple[int, int]:
@@ -104,7 +105,7 @@ class PassWidths:
     def chunks(self, rows: int, tokens: int) -> Iterator[tuple[int, int, int]]:
         """Split a prefix of `tokens` tokens into passes: yields (start, count, width).
 
-        With exact passes, a long prefix may need several passes. Otherwise there is one, without padding.
+        With exact passes, a long prefix may need several passes. Otherwise, there is a single pass, without padding.
         """
         most = self.max_positions(rows)
         chunk = min(tokens, most) or 1
@@ -117,7 +118,7 @@ NO_COSTS = RoundCosts({})
 
 
 def no_costs(rows: int) -> RoundCosts:
-    """Return no costs, for passes that are never padded."""
+    """Return empty costs, for passes that are never padded."""
     return NO_COSTS
 
 

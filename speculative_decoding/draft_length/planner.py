@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from .exact_widths import ExactWidths
     from .probe import Probe
 
-STORES: dict[str, CalibrationStore] = {}  # the stores of this process, by calibration key
+STORES: dict[str, CalibrationStore] = {}  # this process's stores, by calibration key
 
 
 class PassPlanner:
-    """The pass widths and draft lengths for requests of one session.
+    """The pass widths and draft lengths for one session's requests.
 
     Results are kept for later requests with the same options, so an adaptive length learns from all of them.
 
     Attributes:
-        probe: Returns the probe, which times and compares passes on this device. Called only when it is needed.
+        probe: Returns the probe that times and compares passes on this device. Called only when it is needed.
         store: Returns the store of this device's measurements.
         exact_widths: Determines which passes of the target have the same bits; None if all have the same.
 
@@ -43,8 +43,8 @@ class PassPlanner:
         target: The model whose passes are planned.
         draft: The network of the draft model or draft head; None without a draft.
         make_drafter: Builds a drafter that always runs `draft`, for calibration to time; None without a draft.
-        use: What else the draft's costs depend on: "shared" if it reads the target's encoder output, "text" if it
-            writes texts in another vocabulary.
+        use: What else affects the draft's costs: "shared" if the draft reads the target's encoder output, "text" if it
+            writes text in another vocabulary.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PassPlanner:
 
     @turn()
     def draft_length(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
-        """The draft length for these options. An adaptive one is kept for later requests."""
+        """The draft length for these options. An adaptive length is kept for later requests."""
         num_draft_tokens = options.draft_tokens
         if isinstance(num_draft_tokens, DraftLength):
             return num_draft_tokens
@@ -113,13 +113,13 @@ class PassPlanner:
 
     @computing()
     def prepare(self, options: GenerationOptions, slots: int = 1) -> None:
-        """Measure the costs that requests with these options need, so that no request waits for a measurement."""
+        """Measure the costs that requests with these options need, so that no request has to wait for a measurement."""
         widths = self.widths(options, slots)
         for rows in powers_of_two(slots):
             widths.costs(rows)
 
     def calibration(self, options: GenerationOptions) -> Calibration:
-        """Measured costs of the target's passes, and of the draft if these options run it."""
+        """The calibration of the target's passes, and of the draft if these options run it."""
         runs_draft = self._runs_draft(options)
         if runs_draft not in self._calibrations:
             draft = ""
@@ -145,7 +145,7 @@ class PassPlanner:
             calibration.measure_fully(rows, exact=exact)
 
     def exactness_note(self, options: GenerationOptions, slots: int = 1) -> str | Message | None:
-        """One line that says why drafts or other rows of the batch may change a token, or None if they cannot."""
+        """A line that explains why drafts or other rows of the batch may change a token, or None if they cannot."""
         if options.num_beams > 1 or not options.is_comparable or options.strict is False:
             return None
         own = self.exact_widths
@@ -165,7 +165,7 @@ class PassPlanner:
         return self._draft is not None and options.runs_draft_model
 
     def _measured_widths(self, calibration: Calibration, exact: bool) -> PassWidths:
-        """Widths with measured costs, for a draft length that adapts to them."""
+        """Widths with measured costs, for a draft length that adapts to the costs."""
         own = self.exact_widths
         return PassWidths(
             partial(calibration.costs, exact=exact),
@@ -192,7 +192,7 @@ def is_exact(own: ExactWidths, strict: bool | None, fixed: int | None, slots: in
 
 
 def unmeasured_widths(own: ExactWidths, fixed: int | None) -> PassWidths:
-    """Exact widths without costs, for a length that does not adapt to them."""
+    """Exact widths without costs, for a draft length that does not adapt to costs."""
 
     @cache
     def costs(rows: int) -> RoundCosts:
@@ -202,13 +202,13 @@ def unmeasured_widths(own: ExactWidths, fixed: int | None) -> PassWidths:
 
 
 def borders(own: ExactWidths, widest: int) -> dict[str, Any]:
-    """The fields of `PassWidths` about capacities. widest: the widest pass, with and without drafts."""
+    """The fields of `PassWidths` that concern capacities. widest: the widest pass, with or without drafts."""
     capacities, sources = own.borders
     return {"reserved": widest, "capacity_borders": capacities, "source_borders": sources}
 
 
 def make_probe(target: EncoderDecoder, make_drafter: Callable[[], BatchDrafter] | None) -> Probe:
-    """Create a probe. Most processes need none, because they read stored measurements."""
+    """Create a probe. Most processes need no probe, because they read stored measurements."""
     from .probe import Probe
 
     return Probe(target, make_drafter)

@@ -1,4 +1,4 @@
-"""Times the passes of a target and its draft on this device, and compares the bits of passes. Used for calibration."""
+"""Times the passes of a target and its draft on this device, and compares passes' bits. Used for calibration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .kernel_bits import Bits, Shape
 
 MAX_RUNS = 3  # per timing
-MAX_RUN_SECONDS = 0.02  # total time after which a timing starts no further run
+MAX_RUN_SECONDS = 0.02  # total time after which a timing starts no more runs
 CAPACITIES = (32, 1024, 2048)  # of the KV cache
 FEW_POSITIONS = 2  # number of positions whose bits are compared, except at the smallest capacity
 
@@ -32,7 +32,7 @@ class Probe:
 
     Args:
         model: The target.
-        make_drafter: Creates a drafter whose drafts have the kind `MODEL`; None without a draft.
+        make_drafter: Creates a drafter whose drafts are of the kind `MODEL`; None without a draft.
     """
 
     def __init__(self, model: EncoderDecoder, make_drafter: Callable[[], BatchDrafter] | None = None) -> None:
@@ -41,12 +41,12 @@ class Probe:
         self._traced: set[tuple[int, int]] = set()
         self._caches: dict[int, DecoderCache] = {}  # by rows
         self._noise: dict[tuple[tuple[int, ...], mx.Dtype], mx.array] = {}
-        self._window: AudioFrames | None = None  # for a speech model, whose requests have windows of one length
+        self._window: AudioFrames | None = None  # for a speech model, in which all windows have the same length
         self._window_layers: list[tuple[mx.array, mx.array]] = []  # the window's cross keys and values
         self._ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 4096).tolist()
 
     def pass_seconds(self, rows: int, width: int) -> float:
-        """The seconds that a pass takes, including its logits.
+        """The seconds that a pass takes, including the computation of logits.
 
         The first pass of a shape is not timed, because MLX traces and compiles it.
         """
@@ -66,8 +66,8 @@ class Probe:
         """The costs (step, start, prefill) of `RoundCosts`."""
         if self._make_drafter is None:
             return 0.0, 0.0, 0.0
-        output_tokens = 15  # a request's first draft often comes late, so the draft model reads this many tokens first
-        steps = 8  # by which the longer draft exceeds a draft of one token; the difference gives the cost of a step
+        output_tokens = 15  # a request's first draft often comes late, so the draft model first reads this many tokens
+        steps = 8  # additional steps in the longer of two drafts; the difference in time yields the cost of a step
 
         drafter = self._make_drafter()
         cache = self._cache(rows)
@@ -84,7 +84,7 @@ class Probe:
         def prefill() -> None:
             for request, encoder_output in zip(batch, encoder_outputs, strict=True):
                 if isinstance(request.source, AudioFrames):
-                    request.source = replace(request.source)  # a copy, which has not been encoded yet
+                    request.source = replace(request.source)  # a copy that has not been encoded yet
                 drafter.begin(request, encoder_output)
             propose(1)
 
@@ -122,13 +122,13 @@ class Probe:
         return KernelBits(self._model).of_passes(shapes)
 
     def borders(self, widths: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The capacities of the KV cache, and those for sources, at which the bits of passes of these widths change."""
+        """The KV-cache capacities and the source capacities at which the bits of passes of these widths change."""
         from .kernel_bits import KernelBits
 
         kernels = KernelBits(self._model)
         capacities = {border for width in widths for border in kernels.capacity_borders(width)}
         limit = self._model.max_positions
-        for border in (2 * MIN_CAPACITY, 1024):  # a second check, of whole passes
+        for border in (2 * MIN_CAPACITY, 1024):  # a second check, with whole passes
             offset = border // 2 - max(FEW_POSITIONS, *widths)
             if offset >= 0 and (limit is None or border <= limit):
                 for width in widths:
@@ -143,7 +143,7 @@ class Probe:
     def batch_bits(self, rows: int, width: int) -> list[Bits]:
         """The bits of the first two rows of a batch, whose sources differ in length.
 
-        Sources are encoded one by one, as for exact passes.
+        The sources are encoded one by one, as for exact passes.
         """
         batch: DecoderCache | None = None
         for slot in range(rows):
@@ -153,7 +153,7 @@ class Probe:
         return self._decode(batch, width, FEW_POSITIONS, range(min(2, rows)))
 
     def single_bits(self, row: int, width: int) -> Bits:
-        """The bits of row `row` of `batch_bits` if it is decoded as a single row."""
+        """The bits of row `row` of `batch_bits` when decoded as a single row."""
         encoder_output = self._model.encode_rows([self._source(row)])[0]
         return self._decode(self._model.make_cache(encoder_output), width, FEW_POSITIONS, [0])[0]
 
@@ -168,7 +168,7 @@ class Probe:
         return [[passes[i // width][row, i % width].tobytes() for i in range(count)] for row in rows]
 
     def _filled_cache(self, capacity: int, offset: int) -> DecoderCache:
-        """A cache that holds `offset` tokens, with the same random keys and values in each layer and call."""
+        """A cache that holds `offset` tokens, with the same random keys and values for every layer and call."""
         cache = self._new_cache()
         cache.reserve(capacity)
         if offset:
@@ -212,7 +212,7 @@ class Probe:
         return self._ids[row : row + length]
 
     def _noise_output(self, frames: mx.array) -> mx.array:
-        """Noise in place of the encoder output of a window."""
+        """Noise in place of a window's encoder output."""
         weights: Any = tree_flatten(self._model.parameters())
         dtype = next(weight.dtype for _, weight in weights if mx.issubdtype(weight.dtype, mx.floating))
         return mx.random.normal((1, len(frames) // 2, self._model.config.d_model), dtype, key=mx.random.key(1))
@@ -225,13 +225,13 @@ class Probe:
             if self._make_drafter is not None:
                 self._make_drafter().use_cache(
                     cache
-                )  # the drafter may request the states of some layers, which changes the graph
+                )  # the drafter may request some layers' states, which changes the graph
             self._caches[rows] = cache
         return self._caches[rows]
 
 
 def fastest(run: Callable[[], None]) -> float:
-    """Time a few runs, and return the seconds of the fastest. Slower runs were delayed by other programs."""
+    """Time a few runs, and return the fastest run's seconds. Slower runs were delayed by other programs."""
     taken: list[float] = []
     while len(taken) < MAX_RUNS and sum(taken) < MAX_RUN_SECONDS:
         started = time.perf_counter()

@@ -1,8 +1,9 @@
-"""Stores the measurements of this device. It does not depend on models or on the unit of costs.
+"""Stores this device's measurements. Independent of models and of the unit of costs.
 
-Each target has one file in the user's cache folder. Its name depends on everything that changes the measurements: the
-target's shapes and dtype, the device, and library versions. The environment variable SPECULATIVE_DECODING_CALIBRATION
-names a file to use instead of measuring, for runs that must be reproducible round by round.
+Each target has one file in the user's cache folder. The file name depends on everything that affects the measurements:
+the target's shapes and dtypes, the device, and library versions. The environment variable
+SPECULATIVE_DECODING_CALIBRATION names a file to use instead of measuring, for runs that must be reproducible round by
+round.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from ..runs.places import atomic_write
 
 CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
 FORMAT = 2
-COMPARISON = 2  # how bits are compared; a job that was begun with another number says so when it is resumed
+COMPARISON = 2  # version of the comparison; if a job that was started with another version is resumed, this is reported
 PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-ENOUGH_TIMINGS = 8  # timings after which a cost is no longer rough
-CONFIRMED = 3  # timings that suffice if the last one agrees with the fastest
+ENOUGH_TIMINGS = 8  # number of timings after which a cost is no longer rough
+CONFIRMED = 3  # number of timings that suffices if the last one agrees with the fastest
 AGREEMENT = 1.1
 MEASUREMENTS = (
     "passes",
@@ -35,7 +36,7 @@ MEASUREMENTS = (
     "capacity_borders",
     "source_borders",
     "rough",
-)  # attributes that the file contains
+)  # attributes that are saved in the file
 
 Draft = Sequence[float]  # costs (step, start, prefill) of `RoundCosts`
 
@@ -44,20 +45,20 @@ class CalibrationStore:
     """The measurements of a target on a device, kept in a file of the cache folder if possible.
 
     Only the fastest of repeated timings counts, because the slower ones were delayed by other programs. If the file
-    cannot be read or written, there is one warning, and measurements last only as long as the process.
+    cannot be read or written, the user is warned once, and measurements last only as long as the process.
 
     Args:
-        key: What the measurements depend on.
+        key: Everything on which the measurements depend.
 
     Attributes:
         passes: Costs of a pass, by rows and width.
         drafts: Costs of a draft, by the draft's fingerprint and rows.
-        same_bits: By rows and width, whether passes have the bits of the exact widths.
-        capacity_borders: The capacities of the KV cache at which the bits of a pass change, in increasing order.
-        source_borders: The capacities for sources at which they change.
-        rough: How often each cost that may still fall has been timed, by the name of the cost.
+        same_bits: Whether passes have the same bits as the exact widths, by rows and width.
+        capacity_borders: The KV-cache capacities at which the bits of a pass change, in increasing order.
+        source_borders: The same for source capacities.
+        rough: How many times each rough cost has been timed, by the name of the cost.
         path: The file; None if measurements are not stored.
-        is_read_only: Whether the user named the file. Then nothing is measured.
+        is_read_only: Whether the user named the file. If so, nothing is measured.
         refine_seconds: How many more seconds this process may spend on timing rough costs.
     """
 
@@ -88,14 +89,14 @@ class CalibrationStore:
             self._note_damage()
 
     def add_pass(self, rows: int, width: int, cost: float) -> None:
-        """Add a timing of a pass."""
+        """Add a pass's timing."""
         known = self.passes.setdefault(rows, {})
         before = known.get(width)
         known[width] = cost if before is None else min(before, cost)
         self._count(pass_name(rows, width), before, cost)
 
     def add_draft(self, draft: str, rows: int, costs: Draft) -> None:
-        """Add timings of a draft."""
+        """Add a draft's timings."""
         known = self.drafts.setdefault(draft, {})
         before = known.get(rows)
         known[rows] = costs if before is None else faster(before, costs)
@@ -155,7 +156,7 @@ class CalibrationStore:
             setattr(self, name, sorted({*getattr(self, name), *other[name]}))
 
     def _merge_file(self, path: Path) -> None:
-        """Add what the file contains now: another process may have written or repaired it."""
+        """Add the current content of the file, which another process may have written or repaired."""
         try:
             self.merge(read_measurements(path))
         except FileNotFoundError:
@@ -171,7 +172,7 @@ class CalibrationStore:
         warn_once(f"calibration: cannot be stored ({error}), so each run measures this device again; {WAY_OUT}")
 
     def _load_named_file(self, path: Path) -> None:
-        """Load the file that the environment variable names. Raises `InputError`."""
+        """Load the file named by the environment variable. Raises `InputError`."""
         self.is_read_only = True
         try:
             vars(self).update(read_measurements(path))
@@ -183,9 +184,9 @@ class CalibrationStore:
 
 
 def read_measurements(path: Path) -> dict[str, Any]:
-    """Read the `MEASUREMENTS` in a file, by name.
+    """Read the `MEASUREMENTS` from a file, by name.
 
-    Raises OSError, or one of `PARSE_ERRORS` if the file does not have the format that `CalibrationStore.save` writes.
+    Raises OSError, or one of `PARSE_ERRORS` if the file is not in the format that `CalibrationStore.save` writes.
     """
     raw = json.loads(path.read_text(encoding="utf-8-sig"))
     if raw["format"] != FORMAT:
@@ -255,13 +256,13 @@ def faster(one: Draft, other: Draft) -> Draft:
 
 
 def parse_cost(raw: Any, least: float = 1e-9) -> float:
-    """Return `raw` as a cost. Raises ValueError if it is not a plausible one."""
+    """Return `raw` as a cost. Raises ValueError if it is not a plausible cost."""
     if type(raw) not in (int, float) or not least <= raw < 1e6:
         raise ValueError(raw)
     return float(raw)
 
 
 def parse_draft(raw: Any) -> Draft:
-    """Return `raw` as the costs of a draft. Raises ValueError or TypeError if it does not hold them."""
+    """Return `raw` as the costs of a draft. Raises ValueError or TypeError if it is invalid."""
     step, start, prefill = (parse_cost(value, least=0.0) for value in raw)
     return [step, start, prefill]
