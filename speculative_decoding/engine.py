@@ -1,4 +1,4 @@
-"""Decodes many requests together, each as if it were the only one.
+"""Decodes many requests together, with the same results as if each were the only one.
 
 A waiting request takes a slot of the batch as soon as one is free (continuous batching: Yu et al., "Orca", OSDI 2022,
 section 3). Single prompts, streams, batches and jobs all use this engine.
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from .drafters.draft_text import DraftText
 
 DEFAULT_SLOTS = 8  # maximum number of requests in a batch, unless the user sets it
-QUEUE_PER_SLOT = 8  # recommended queue depth: requests are sorted by length, which reduces padding
+QUEUE_PER_SLOT = 8  # recommended queue depth; queued requests are sorted by length, which reduces padding
 
 # Returns more texts that a request's output may resemble
 FindDrafts = Callable[[Request], Sequence["DraftText"]]
-# Runs one round for all requests of a batch, as `speculate` does. It calls its second argument after drafting and after
-# verification.
+# Runs one round for all requests of a batch, like `speculate`. It calls its second argument after drafting and again
+# after verification.
 Strategy = Callable[[Batch, Callable[[], None] | None], dict[Request, Round]]
 
 
 class Event(NamedTuple):
     """The result of one round for one request.
 
-    texts: the text that each token of the round released; empty while a character or a stop string may be incomplete.
+    texts: the text released by each token of the round; "" while a character or a stop string may be incomplete.
     """
 
     request: Request
@@ -96,19 +96,19 @@ def result_of(requests: Sequence[Request]) -> GenerationResult:
 class Engine:
     """Decodes up to `slots` requests at a time; with beams, a slot has `num_beams` rows.
 
-    `submit` only queues a request. `step` encodes waiting requests when a slot is free, up to one for each slot, then
-    runs a round. So at most `slots` encoded requests wait for a slot.
+    `submit` only queues a request. `step` encodes waiting requests when a slot is free, at most one for each slot, and
+    then runs a round. Therefore, no more than `slots` encoded requests wait for a slot.
 
     Args:
         model: The target.
         tokenizer: The target's tokenizer.
-        drafter: The drafter, which no other engine may use. Beam search does not draft.
+        drafter: The drafter, which no other engine may use. Beam search does not use it.
         slots: The maximum number of requests in a batch.
         widths: The widths that the target's passes may have.
-        num_beams: The number of beams of every request.
+        num_beams: The number of beams for every request.
         encode_draft: Returns the `DraftText` of a text (default: `draft_text_of`).
-        find_drafts: Returns more texts that a request's output may resemble, such as a translation memory's. It is
-            called while the request is encoded.
+        find_drafts: Returns additional texts that a request's output may resemble, such as entries of a translation
+            memory. It is called while the request is encoded.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ class Engine:
             from .beam_search.round import beam_search_step
 
             self._run_round = beam_search_step
-        self._overlap = on_gpu() and model.ranks == 1  # several ranks need the tokens on the host
+        self._overlap = on_gpu() and model.ranks == 1  # with several ranks, the tokens are needed on the host
         self._encode_draft = encode_draft or partial(draft_text_of, model, tokenizer)
         self._find_drafts = find_drafts
         self._queue: deque[Request] = deque()
         self._sorted: deque[Request] = deque()  # taken from the queue, shortest first
-        self._encoded: deque[tuple[Request, mx.array]] = deque()  # each with its encoder output (1, S, d_model)
+        self._encoded: deque[tuple[Request, mx.array]] = deque()  # requests with their encoder outputs (1, S, d_model)
         self._requests: list[Request | None] = []  # by slot; the same list as the batch's `slots`
         self._batch: Batch | None = None
         self._capacity_class = (0, 0)  # of the batch's requests; see `PassWidths.capacity_class`
@@ -151,7 +151,7 @@ class Engine:
 
     @property
     def wants_more(self) -> bool:
-        """Whether the queue is shorter than recommended. `submit` also accepts requests beyond that."""
+        """Whether the queue is shorter than recommended. `submit` also accepts requests beyond that depth."""
         return self.waiting < QUEUE_PER_SLOT * self._slots
 
     @property
@@ -184,10 +184,10 @@ class Engine:
         """Queue a prompt, without waiting for the device.
 
         Args:
-            prompt: The text or its source tokens, or audio frames for a speech model.
+            prompt: The text or its source tokens or, for a speech model, audio frames.
             options: The options, with the same `num_beams` as this engine.
             draft_length: The draft-length policy. Requests may share a policy, which then learns from all of them.
-            start: How the output begins and ends, and the options of the request; None derives them from `options`.
+            start: How the output begins and ends, and the request's options; None derives them from `options`.
 
         Raises:
             InputError: The prompt or the options cannot be used.
@@ -234,7 +234,7 @@ class Engine:
         for request, round in self._round(batch).items():
             self._count(request, round)
             if request.finish_reason is not None:
-                self._drafter.end(request)  # a text store learns the complete output
+                self._drafter.end(request)  # adds the complete output to a text store
                 self._requests[request.slot] = None
             events.append(Event(request, round, request.new_texts if round.tokens else []))
         return events
@@ -291,7 +291,7 @@ class Engine:
             if not self._may_join(*self._encoded[0]):
                 break
             self._assign(slot, *self._encoded.popleft())
-        if free and self._batch is not None:  # the device computes it while the host builds the next round
+        if free and self._batch is not None:  # the device computes these while the host builds the next round
             mx.async_eval(self._batch.cache.arrays)  # type: ignore[no-untyped-call]
 
     def _encode(self) -> None:
@@ -306,7 +306,7 @@ class Engine:
             group.setdefault(id(request.source), request)
         started = time.perf_counter()
         sources = [request.source for request in group.values()]
-        if self._widths.exact and not self._widths.any_width:  # bits depend on the number of rows that are encoded
+        if self._widths.exact and not self._widths.any_width:  # bits depend on the number of rows encoded together
             outputs = [self._model.encode_rows([source])[0] for source in sources]
         else:
             outputs = self._model.encode_rows(sources)  # (1, S, d_model) each
@@ -334,7 +334,7 @@ class Engine:
     def _finite(self, sources: Sequence[Source], outputs: list[mx.array]) -> list[mx.array]:
         """Return outputs of sources that were encoded together. If one is not finite, encode the sources one by one.
 
-        Padding that is not finite would spoil the outputs of shorter sources, because 0 * inf is NaN.
+        Non-finite values in the padding would corrupt the outputs of shorter sources, because 0 * inf is NaN.
         """
         finite = mx.stack([mx.isfinite(each).all() for each in outputs]).all()
         mx.eval(outputs, finite)
@@ -343,14 +343,14 @@ class Engine:
         return [self._model.encode_rows([source])[0] for source in sources]
 
     def _needed_capacity(self, request: Request) -> int:
-        """Return the capacity of the KV cache after the longest output of this request."""
+        """Return the KV-cache capacity that this request's longest possible output needs."""
         return capacity_for(request.prefix_length + request.options.max_tokens + self._widths.reserved)
 
     def _may_join(self, request: Request, encoder_output: mx.array) -> bool:
         """Return whether a request may be decoded together with the batch's requests.
 
-        With exact passes, it may not if it needs a cache so much larger or smaller that bits would differ. It then
-        waits until the batch is empty, and starts with new buffers.
+        With exact passes, it may not if it needs a cache so much larger or smaller that bits would differ. In that
+        case, it waits until the batch is empty, and then starts with new buffers.
         """
         source_capacity = source_capacity_for(encoder_output.shape[1])
         own = self._widths.capacity_class(self._needed_capacity(request), source_capacity)
@@ -385,12 +385,12 @@ class Engine:
         self._drafter.begin(request, encoder_output)
 
     def _prefill(self, request: Request, capacity: int, cache: DecoderCache) -> None:
-        """Feed a forced prefix, except its last token, which the first round feeds. Nothing is evaluated yet.
+        """Feed a forced prefix except its last token, which the first round feeds. Nothing is evaluated yet.
 
         Args:
             request: The request whose output begins with the prefix.
             capacity: The minimum capacity of the cache; 0 leaves it unchanged.
-            cache: The cache of this request only, so that no other rows are computed.
+            cache: A cache for this request only, so that no other rows are computed.
         """
         if capacity:
             cache.reserve(capacity)
@@ -406,9 +406,9 @@ class Engine:
         cache.trim_to([cached] * cache.rows)
 
     def _resize(self, batch: Batch, wanted: int) -> None:
-        """Change the number of slots to about `wanted`, because a pass computes every slot, used or free.
+        """Change the number of slots to about `wanted`, because a pass computes every slot, even a free one.
 
-        Small changes are skipped: the batch at least doubles, up to the maximum, or shrinks to half or less.
+        Small changes are skipped: the batch at least doubles (up to the maximum), or shrinks to half or less.
         """
         slots = len(self._requests)
         if wanted > slots:

@@ -1,4 +1,4 @@
-"""Errors that a user can cause, and notes. A message is one line with the subject, the problem and a way out."""
+"""Errors that users can cause, and notes. A message is one line with the subject, the problem and a way out."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from difflib import get_close_matches
 from pathlib import Path
 
 MAX_CHARACTERS = 1000
-MAX_MISSPELT = 80  # characters of a name
+MAX_MISSPELT = 80  # maximum length of a name
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 class Message:
-    """A text that mentions options, for which each front end shows its own name: `Message("requires {quantize}")`.
+    """A message that mentions options, for which each front end shows its own names: `Message("requires {quantize}")`.
 
-    A placeholder without a value is the Python name of an option. Values are inserted as they are, braces included:
+    A placeholder without a value is the Python name of an option. Values are inserted verbatim, including braces:
     `Message("must be <= {max_tokens} ({limit})", limit=512)`. A value may be a `Message` or a `Name`.
     """
 
@@ -33,7 +33,7 @@ class Message:
 
 
 class Name(str):
-    """The Python name of an option that is only known at run time, as a value of a `Message`."""
+    """The Python name of an option that is known only at run time, as a value of a `Message`."""
 
 
 def shown(value: object, name: Callable[[str], str] = str) -> str:
@@ -45,13 +45,13 @@ def shown(value: object, name: Callable[[str], str] = str) -> str:
 
 
 def joined(separator: str, texts: Iterable[str | Message]) -> Message:
-    """Return one message with a separator between the texts."""
+    """Return a single message with a separator between the parts."""
     values = {f"text{i}": text for i, text in enumerate(texts)}
     return Message(separator.join(f"{{{key}}}" for key in values), **values)
 
 
 class Note(UserWarning):
-    """A note about a request or file that is still used."""
+    """A note about a request or file that is used nonetheless."""
 
     def __init__(self, text: str | Message) -> None:
         super().__init__(str(text))
@@ -61,7 +61,7 @@ class Note(UserWarning):
 def note(text: str | Message) -> None:
     """Issue a warning that names the line outside this package that made the call.
 
-    Python shows a message once for each such line. The command line shows it each time.
+    Python shows a message only once for each such line. The command line shows it every time.
     """
     level = 1
     frame = sys._getframe()
@@ -74,7 +74,7 @@ def note(text: str | Message) -> None:
 class InputError(ValueError):
     """An option, prompt, folder or file cannot be used.
 
-    No code parses the text. Each front end shows its own names for the options that a `Message` mentions:
+    No code parses the message text. Each front end shows its own names for the options that a `Message` mentions:
     `InputError(Message("has no effect without {word_timestamps}"), "clip_timestamps", "turn them on")`.
 
     problem: What is wrong, with the value that was given.
@@ -89,13 +89,13 @@ class InputError(ValueError):
         self.way_out = way_out
 
     def message(self, name: Callable[[str], str] = str) -> str:
-        """Return the text as one line. name: see `shown`."""
+        """Return the error message as one line. name: see `shown`."""
         subject = "" if self.field is None else f"{name(self.field)}: "
         way_out = shown(self.way_out, name)
         return one_line(f"{subject}{shown(self.problem, name)}{way_out and '; '}{way_out}")
 
     def at(self, place: str) -> InputError:
-        """Return this error with a place in the input, such as a line of a file, before its message."""
+        """Return this error with a place in the input, such as a line of a file, prepended to its message."""
         parts = [place, self.problem] if self.field is None else [place, Name(self.field), self.problem]
         return InputError(joined(": ", parts), way_out=self.way_out)
 
@@ -104,11 +104,11 @@ class InputError(ValueError):
 
 
 class UnknownOption(InputError):
-    """There is no option with the name in `field`."""
+    """No option has the name in `field`."""
 
 
 class Float16Error(InputError):
-    """A model has values that float16 cannot represent."""
+    """A model contains values that float16 cannot represent."""
 
 
 class CheckpointError(InputError):
@@ -116,7 +116,7 @@ class CheckpointError(InputError):
 
 
 def one_line(text: str) -> str:
-    """Make a text safe for a terminal: escape unprintable characters, and shorten the middle of a long text.
+    """Make text safe for a terminal: escape unprintable characters, and cut out the middle of a long string.
 
     The text may quote file names and contents, whose control characters could rewrite the screen.
     """
@@ -130,8 +130,8 @@ def similar_names(
 ) -> list[str]:
     """Return the known names that `name` may misspell, best first. A long text has none: comparing it takes seconds.
 
-    cutoff: the lowest similarity, from 0 to 1.
-    key: returns the part of a name that is compared. Of several names with the same part, the first one counts.
+    cutoff: the minimum similarity, from 0 to 1.
+    key: returns the part of a name that is compared. Of several names with the same part, only the first is used.
     """
     if len(key(name)) > MAX_MISSPELT:
         return []
@@ -141,9 +141,9 @@ def similar_names(
 
 @contextmanager
 def writing(what: str, path: Path, way_out: str | Message = "name another file") -> Iterator[None]:
-    """Turn an OSError while a file is written, usually a full disk, into an `InputError`.
+    """Convert an OSError that occurs while a file is written, usually because the disk is full, to an `InputError`.
 
-    what: The option that names the file, as a `Name`; or a description of the file.
+    what: The option that names the file, as a `Name`, or a description of the file.
     """
     try:
         yield

@@ -39,12 +39,12 @@ def stream_generate(
     Args:
         model: The target.
         tokenizer: The target's tokenizer.
-        prompt: A text, or its source tokens.
+        prompt: A string, or its source tokens.
         on_round: Called with each `Round`.
         draft_model: A smaller model, or a draft head of the target.
-        ngram: The n-gram drafter, which may already have learned from earlier texts.
+        ngram: The n-gram drafter, which may already have learned from earlier text.
         draft_vocabulary: The tokens that the draft may propose; None means all.
-        draft_tokenizer: The draft model's tokenizer, which is needed if its vocabulary is not the target's.
+        draft_tokenizer: The draft model's tokenizer, needed if its vocabulary differs from the target's.
         options: See `GenerationOptions`.
     """
     session = Session(

@@ -59,7 +59,7 @@ def spelled_marks(piece: Piece) -> Iterator[survival.Required]:
 
 
 def lost_characters(piece: Piece, output: str) -> list[str]:
-    """Return the symbols, spaces written as references, and words in a minority script that the output lacks."""
+    """Return what the output lacks: symbols, spaces written as references, and words in a minority script."""
     if piece.text.isascii():
         return []
     left = Counter(output)

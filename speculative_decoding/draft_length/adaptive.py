@@ -14,7 +14,7 @@ from .base import DraftLength, DraftOutcome
 from .passes import TYPICAL_TOKENS, RoundCosts
 
 LONGEST = 16
-LONGEST_COPY = 63  # fills the widest pass; nothing computes these tokens, so only the pass limits them
+LONGEST_COPY = 63  # fills the widest pass; copied tokens need no computation, so only the pass limits their number
 COPIES = (COPY, TEXT, MEMORY)
 COPY_POSITIONS = 4  # a copy's acceptance hardly changes with the position, so all later positions are counted together
 OPTIMISM = 0.7  # fraction by which a prior, which was measured on other text, is moved towards 1
@@ -41,7 +41,7 @@ class Acceptance:
         self._prior = known + known[-1:] * (longest - len(known))
         self._hits = [0.0] * longest
         self._seen = [0.0] * longest
-        self.faded = 1.0  # decay since `_hits` and `_seen` were updated; lower it to weaken past observations
+        self.faded = 1.0  # decay since `_hits` and `_seen` were last updated; lower values weaken past observations
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
         self._hits = [self.faded * value for value in self._hits]
@@ -210,7 +210,7 @@ class AdaptiveLength(DraftLength):
     def _expected_tokens(
         self, kinds: Sequence[str], limits: Sequence[int], most: int
     ) -> tuple[list[float], list[float]]:
-        """The expected accepted tokens of all rows, by draft length: for rows that copy, and for the others."""
+        """The expected number of accepted tokens by draft length, in total for rows that copy, and for the others."""
         copied = [0.0] * (most + 1)
         modelled = [0.0] * (most + 1)
         expected = {kind: self._of(kind).expected(most) for kind in set(kinds)}

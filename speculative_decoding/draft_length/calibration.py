@@ -77,7 +77,7 @@ class Calibration:
         self._wanted.clear()
 
     def costs(self, rows: int, *, exact: bool = False) -> RoundCosts:
-        """The costs of a round with this many rows, measured at the next power of two. exact: with exact passes only.
+        """The costs of a round with this many rows, rounded up to a power of two. exact: whether passes must be exact.
 
         The first call measures for about `START_SECONDS`, unless another process has already stored measurements.
         """

@@ -49,7 +49,7 @@ def measure_widths(
     max_widths: int = MAX_MEASURED_WIDTHS,
     known: Mapping[int, float] | None = None,
 ) -> dict[int, float]:
-    """Return the costs of passes by width, for `RoundCosts`. Up to `max_widths` are measured or already known."""
+    """Return the costs of passes by width, for `RoundCosts`. At most `max_widths` are used, including known ones."""
     costs = dict(known or {})
     while (width := next_width(costs, candidates, max_widths)) is not None:
         costs[width] = measure(width)

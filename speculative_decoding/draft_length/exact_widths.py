@@ -96,7 +96,7 @@ class ExactWidths:
         return all(self.same_bits(1, width) for width in usual) and self.batches_match(slots, usual[-1])
 
     def width_for(self, tokens: int) -> int | None:
-        """The narrowest exact pass of a single row that can hold this many tokens; None if all are too narrow."""
+        """The width of the narrowest exact single-row pass that can hold this many tokens; None if none can."""
         if self.same_bits(1, tokens):
             return tokens
         return min((width for width in self.widths if width >= tokens), default=None)

@@ -40,7 +40,7 @@ class RoundCosts:
     untimed: Sequence[int] = ()
 
     def padded_width(self, positions: int) -> int:
-        """The narrowest width in `passes` with at least this many positions. Wider passes are not padded."""
+        """The narrowest width in `passes` with at least this many positions, or `positions` itself if there is none."""
         return min((width for width in self.passes if width >= positions), default=positions)
 
     @property
@@ -99,7 +99,7 @@ class PassWidths:
         return any(border <= capacity for border in self.capacity_borders)
 
     def capacity_class(self, capacity: int, source_capacity: int) -> tuple[int, int]:
-        """A class of requests that have the same bits in one batch, by the capacities that they need."""
+        """The class of requests with these capacities. Requests of one class keep their bits when batched together."""
         return bisect_right(self.capacity_borders, capacity), bisect_right(self.source_borders, source_capacity)
 
     def chunks(self, rows: int, tokens: int) -> Iterator[tuple[int, int, int]]:

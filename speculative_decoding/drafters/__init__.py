@@ -63,9 +63,9 @@ def __getattr__(name: str) -> Any:
 
 
 def with_default_drafter(options: GenerationOptions, draft: object | None) -> GenerationOptions:
-    """Return the options, with the default drafter if they name none. Only this function decides the default.
+    """Return the options, with the default drafter if they name none. The default is determined only here.
 
-    draft: The draft model or head, or its name; None without one.
+    draft: The draft model or head, or its name; None if there is neither.
     """
     if options.drafter is not None:
         return options
@@ -99,8 +99,9 @@ def choose_drafter(
     Args:
         options: The options of all requests. `drafter` must not be None.
         target: The target.
-        make_model_drafter: Builds the drafter for the draft model or head (see `model_drafter`); None without one.
-        ngram: The n-gram drafter to use; a new one by default.
+        make_model_drafter: Builds the drafter for the draft model or head (see `model_drafter`); None if there is
+            neither.
+        ngram: The n-gram drafter to use. By default, a new one is created.
     """
     choice = options.drafter
     check_drafter(choice, make_model_drafter)

@@ -1,4 +1,4 @@
-"""Copies given or earlier text where it repeats, and uses the draft model, if there is one, elsewhere."""
+"""Copies given or earlier text where the output repeats it. Elsewhere, the draft model drafts, if there is one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .ngram import NgramDrafter
 
 
 class AutoDrafter(BatchDrafter):
-    """Drafts a copy if its chance per token is at least `min_chance` and not far below the model's acceptance rate.
+    """Drafts a copy if a copied token's chance is at least `min_chance` and not far below the model's acceptance rate.
 
     SAM-Decoding (Hu et al. 2024, 2411.10666, section 3.3) decides by the length of the match. This drafter instead
     uses the acceptance rates observed for matches of similar length and origin, and for the model's drafts.
 
     Args:
-        ngram: The n-gram drafter; its `fresh` makes one for each request.
-        model: Drafts where a copy is unlikely to be right. With None, all drafts are copies.
+        ngram: The n-gram drafter. Its `fresh` method creates a drafter for each request.
+        model: Drafts where a copy is unlikely to be right. If None, all drafts are copies.
         vocab_size: The target's vocabulary size. Larger ids, which a text store may contain, are not proposed.
         min_chance: The minimum chance that a copied token is right; used only with a model.
     """
@@ -52,7 +52,7 @@ class AutoDrafter(BatchDrafter):
         copies = self._copies[slot]
         if self._model is not None:
             # A copy costs nothing, so its chance may be lower than the model's acceptance rate by 0.1. Comparing the
-            # expected tokens per second gives nearly the same choices (docs/decisions/text-drafts.md).
+            # expected tokens per second leads to nearly the same choices (docs/decisions/text-drafts.md).
             least = max(self._min_chance, self._ngram.chances.chance(MODEL, 0) - 0.1)
             if copies.match(tokens).chance < least:
                 self._copying.discard(slot)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-# Kinds of draft, see `BatchDrafter.kind_and_limit`: from a draft model or head, copied from the source, the output or a
-# store, from a text that the request gives, from a translation memory, and from a user's drafter
+# Kinds of draft (see `BatchDrafter.kind_and_limit`): from a draft model or head; copied from the source, the output or
+# a store; from text given with the request; from a translation memory; and from a user's drafter
 MODEL, COPY, TEXT, MEMORY, CUSTOM = "model", "copy", "text", "memory", "custom"
 
 
 class Follower(Protocol):
-    """Follows one output through a text, as `draft_text.TextFollower` does."""
+    """Follows one output through a text, like `draft_text.TextFollower`."""
 
     @property
     def text(self) -> DraftText: ...
@@ -55,7 +55,7 @@ class RequestView:
         source: The encoder's input.
         decoder_tokens: The committed decoder ids: the start token, a forced prefix, and the output so far.
         slot: The row of the batch that the request occupies.
-        constraints: The constraints on the output; they apply to drafts, too.
+        constraints: The constraints on the output, which also apply to drafts.
         draft_texts: Texts that the output may resemble.
     """
 
@@ -73,7 +73,7 @@ class RequestView:
 
 
 def token_history(requests: Sequence[RequestView], drafted: mx.array | None = None) -> History:
-    """The tokens before each position: the committed ones, then the draft tokens (B, N); and the constraints."""
+    """The tokens before each position (committed tokens, then draft tokens (B, N)), and the constraints."""
     return History(
         [request.decoder_tokens for request in requests], drafted, [request.constraints for request in requests]
     )
@@ -85,8 +85,8 @@ class Draft:
 
     Args:
         tokens: (B, K) ids.
-        probs: (B, K, V) float32, the distributions that the tokens were sampled from. None means that each token
-            had probability 1. Wrong probabilities would bias the output.
+        probs: (B, K, V) float32, the distributions that the tokens were sampled from. None means that each token had
+            probability 1. Incorrect probabilities would bias the output.
         lengths: The number of draft tokens in each row; None means K in every row.
 
     Raises:
@@ -113,7 +113,7 @@ class Draft:
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]]) -> Draft:
-        """A draft of tokens that were looked up, not sampled."""
+        """Create a draft of tokens that were looked up rather than sampled."""
         lengths = [len(ids) for ids in rows]
         longest = max(lengths)
         return cls(mx.array([[*ids, *[0] * (longest - len(ids))] for ids in rows], mx.uint32), lengths=lengths)
@@ -131,7 +131,7 @@ class Draft:
         return self.num_tokens if self.lengths is None else self.lengths[slot]
 
     def to_lists(self) -> list[list[int]]:
-        """Return the draft tokens of each row as ids on the host. Waits for the device, unless they were evaluated."""
+        """Return each row's draft tokens as ids on the host. Waits for the device unless they are already evaluated."""
         rows: list[list[int]] = self.tokens.tolist()  # type: ignore[assignment]
         return rows if self.lengths is None else [row[:end] for row, end in zip(rows, self.lengths, strict=True)]
 
@@ -150,7 +150,7 @@ class Draft:
         return Draft(self.tokens[:, :count], probs, lengths)
 
     def select(self, slots: Sequence[int]) -> Draft:
-        """The draft of these slots only."""
+        """The draft for these slots only."""
         index = mx.array(list(slots))
         return Draft(
             mx.take(self.tokens, index, axis=0),
@@ -162,9 +162,9 @@ class Draft:
 class BatchDrafter(ABC):
     """Proposes tokens for all rows of a batch.
 
-    Every `propose` passes the committed tokens of each request. The drafter synchronizes its state with them, so no
-    rollback call is needed. It may stop a draft after any token, but must not withdraw a token that it sampled: that
-    would bias the output.
+    Every call of `propose` passes each request's committed tokens. The drafter synchronizes its state with them, so no
+    rollback call is needed. It may end a draft after any token, but must not withdraw a token that it sampled, because
+    that would bias the output.
     """
 
     def use_cache(self, cache: DecoderCache) -> None:  # noqa: B027
@@ -180,7 +180,7 @@ class BatchDrafter(ABC):
         """
 
     def kind_and_limit(self, request: RequestView) -> tuple[str, int]:
-        """Return the kind of the request's next draft, and its maximum length if that is known before drafting.
+        """Return the kind of the request's next draft, and the draft's maximum length if it is known before drafting.
 
         Kinds differ in cost and acceptance rate, so their draft lengths are chosen separately. `propose` is then
         called with the chosen lengths, unless no draft is worthwhile.
@@ -197,11 +197,11 @@ class BatchDrafter(ABC):
     def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:  # noqa: B027
         """Called after a round in which `requests[i]` committed `counts[i]` tokens, before the target's next pass.
 
-        A draft head finds the hidden state from which it drafts next at position `counts[i] - 1` of the target's pass.
+        The hidden state from which a draft head drafts next is at position `counts[i] - 1` of the target's last pass.
         """
 
     def end(self, request: RequestView) -> None:  # noqa: B027
-        """Called when `request.decoder_tokens` is complete; not called for cancelled requests."""
+        """Called when `request.decoder_tokens` is complete, but not for cancelled requests."""
 
     @abstractmethod
     def select(self, slots: Sequence[int]) -> None:
@@ -209,10 +209,10 @@ class BatchDrafter(ABC):
 
 
 class Drafter(ABC):
-    """Proposes tokens for one request from its token ids alone; see `BatchDrafter`.
+    """Proposes tokens for one request, based only on its token ids; see `BatchDrafter`.
 
     Attributes:
-        kind: The kind of the drafts, under which statistics count them.
+        kind: The kind under which statistics count the drafts.
     """
 
     kind = CUSTOM
@@ -223,10 +223,10 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft | Sequence[int]:
-        """Propose up to `num_draft_tokens` tokens to follow `tokens`.
+        """Propose up to `num_draft_tokens` tokens that may follow `tokens`.
 
         Args:
-            tokens: The committed decoder ids, start token first.
+            tokens: The committed decoder ids, beginning with the start token.
             num_draft_tokens: The maximum length.
 
         Returns:
@@ -238,21 +238,21 @@ class Drafter(ABC):
         return sys.maxsize
 
     def end(self, tokens: Sequence[int]) -> None:  # noqa: B027
-        """Called with all decoder ids of a finished request; not called for cancelled requests."""
+        """Called with all decoder ids of a finished request, but not for cancelled requests."""
 
 
 def is_drafter(value: object) -> bool:
-    """Whether a value has the methods of a `Drafter`, or is a class with these methods."""
+    """Whether a value has a `Drafter`'s methods, or is a class with these methods."""
     return all(callable(getattr(value, name, None)) for name in ("begin", "propose"))
 
 
 def makes_drafters(value: object) -> bool:
-    """Whether a value is a class or function that makes a drafter for each request."""
+    """Whether a value is a class or function that creates a drafter for each request."""
     return isinstance(value, type) if is_drafter(value) else callable(value) and not isinstance(value, type)
 
 
 def renumbered(by_slot: Mapping[int, Value], slots: Sequence[int]) -> dict[int, Value]:
-    """Return the values by their slots after `BatchDrafter.select`: new slot i is old slot `slots[i]`."""
+    """Return the values keyed by their slots after `BatchDrafter.select`: new slot i is old slot `slots[i]`."""
     return {i: by_slot[slot] for i, slot in enumerate(slots) if slot in by_slot}
 
 
@@ -289,7 +289,7 @@ def merged(first: Draft, second: Draft, slots: Collection[int], vocab_size: int 
 
 
 def draft_probs(draft: Draft, vocab_size: int | None) -> mx.array:
-    """Return q, (B, K, V) float32, as a full array even for point masses."""
+    """Return the draft distributions q, (B, K, V) float32, as a full array even for point masses."""
     if draft.probs is not None:
         return draft.probs
     assert vocab_size is not None

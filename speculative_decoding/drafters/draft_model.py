@@ -15,9 +15,9 @@ from ..models.base import EncoderDecoder
 class DraftVocabulary:
     """The tokens that a draft may propose. Logits for all tokens would take most of a small draft model's time.
 
-    Zhao et al. 2025, "FR-Spec" (2502.14856), section 3.2, compute the draft's logits over a frequency-ranked part of
+    Zhao et al. 2025, "FR-Spec" (2502.14856), section 3.2, compute the draft's logits only for the most frequent part of
     the vocabulary, with q = 0 elsewhere. Jean et al. 2015 (1412.2007), section 3.3, add likely ids for each word of a
-    source. The choice of tokens changes the acceptance rate, not the output.
+    source. The choice of tokens affects the acceptance rate, but not the output.
 
     Args:
         ids: The end-of-sequence ids, then the most frequent ids. The ids of a request's source are added to them.
@@ -31,7 +31,7 @@ class DraftVocabulary:
     def most_frequent(
         cls, size: int, outputs: Iterable[Sequence[int]], eos_token_ids: Sequence[int]
     ) -> DraftVocabulary:
-        """Take the `size` most frequent ids of `outputs`: token ids of a target's outputs or of similar text."""
+        """Take the `size` most frequent ids in `outputs`: token ids of the target's outputs or of similar text."""
         if size < 1:
             raise InputError(f"must be >= 1, not {size}", "draft_vocab")
         counts = Counter(token for tokens in outputs for token in tokens)
@@ -46,8 +46,9 @@ class DraftVocabulary:
     ) -> DraftVocabulary:
         """Learn a vocabulary from pairs of source and output ids.
 
-        An output id that is neither frequent nor in its source is assigned to the source id with which it
-        co-occurs most strongly, if this is the same source id in at least two pairs.
+        For each output id that is neither frequent nor in its pair's source, the source id with the strongest
+        co-occurrence is determined in each pair. The output id is assigned to a source id that is the strongest in at
+        least two pairs.
         """
         least_pairs = 2
         frequent = cls.most_frequent(size, (output for _, output in pairs), eos_token_ids).ids

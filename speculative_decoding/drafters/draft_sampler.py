@@ -1,4 +1,4 @@
-"""Chooses draft tokens: an output head over the ids that a draft may propose, and a sampler."""
+"""Chooses draft tokens, with an output head over the ids that a draft may propose, and a sampler."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .base import Draft, RequestView, token_history
 class OutputHead:
     """(B, d) -> logits (B, N) of the ids that a draft may propose for the sources of a batch.
 
-    Frequent ids and source ids share one matrix, because copying the frequent rows once costs less than a second
+    Frequent ids and source ids share one matrix, because copying the frequent ids' rows once is cheaper than a second
     matmul for each token.
 
     Args:
         model: The model whose output matrix is used.
-        vocab_size: V of the target; padding may make it larger or smaller than the draft's.
-        frequent: As `DraftVocabulary.ids`. If empty, all ids may be proposed.
-        by_source: As in `DraftVocabulary`.
+        vocab_size: The target's V; padding may make it larger or smaller than the draft's.
+        frequent: As in `DraftVocabulary.ids`. If empty, all ids may be proposed.
+        by_source: See `DraftVocabulary`.
 
     Attributes:
         ids: (N,), the frequent ids in ascending order, then the source ids; None for all ids.
@@ -41,15 +41,15 @@ class OutputHead:
         self._model = model
         self.vocab_size = vocab_size
         self._by_source = by_source
-        self._known = range(model.config.vocab_size)  # the target's vocabulary may be padded further
+        self._known = range(model.config.vocab_size)  # the target's vocabulary may be padded to a larger size
         self._frequent = sorted(token for token in frequent if token in self._known)
         self._sources: Sequence[Sequence[int]] | None = None
         self.ids: mx.array | None = None
         self._head: Head = model.logits
-        self._allowed: mx.array | None = None  # (B, N), if the rows have different ids
+        self._allowed: mx.array | None = None  # (B, N), if rows may propose different ids
 
     def use_sources(self, sources: Sequence[Sequence[int]]) -> None:
-        """Add the ids of these sources, one source per row, unless the last call had the same. Audio adds none."""
+        """Add the ids of these sources, one per row, unless the last call had the same sources. Audio adds no ids."""
         frequent = self._frequent
         if not frequent or sources == self._sources:
             return
@@ -88,24 +88,25 @@ class OutputHead:
 
 
 class DraftSampler:
-    """Chooses the tokens of one draft, one position at a time for all rows, with each row's options and noise.
+    """Chooses a draft's tokens, one position at a time for all rows, using each row's options and noise.
 
     Above temperature 0, tokens are sampled from the draft model's distribution. With the acceptance rule "coupled", the
-    noise is the target's at the same position, and the draft is a point mass. Other rules use independent noise.
+    noise is the same that the target uses at that position, and the draft is a point mass. Other rules use independent
+    noise.
 
     Args:
         counts: As in `BatchDrafter.propose`.
         slots: B.
-        head: The output head, after `use_sources` for this batch.
+        head: The output head, on which `use_sources` has been called for this batch.
 
     Attributes:
-        longest: The number of calls of `choose` for the whole draft.
+        longest: The number of `choose` calls needed for the whole draft.
     """
 
     def __init__(self, counts: Mapping[RequestView, int], slots: int, head: OutputHead) -> None:
         self._head = head
         by_slot = {request.slot: request for request in counts}
-        any_request = next(iter(counts))  # its options are used for idle rows, too
+        any_request = next(iter(counts))  # its options are also used for idle rows
         self._requests = [by_slot.get(slot, any_request) for slot in range(slots)]
         self._options: list[GenerationOptions] = [request.options for request in self._requests]
         self._lengths = [counts[by_slot[slot]] if slot in by_slot else 0 for slot in range(slots)]

@@ -1,8 +1,8 @@
 """Follows an output through a text that it may repeat: the source, or a given text such as an earlier version.
 
-With the source, this is input-guided drafting (Sun et al. 2021, "Instantaneous Grammatical Error Correction"; Ge et al.
+For the source, this is input-guided drafting (Sun et al. 2021, "Instantaneous Grammatical Error Correction"; Ge et al.
 2022, arXiv 2205.10350). OpenAI calls a given text a prediction ("predicted outputs"). The text may differ from the
-output anywhere. After a difference, the place in the text is found by the last tokens of the output.
+output anywhere. After a difference, the output's last tokens are looked up in the text to find the place again.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import NamedTuple
 from .suffix_index import SuffixIndex
 
 SPACES = ("▁", "Ġ")  # how SentencePiece and byte-level BPE write a leading space
-MAX_CONTEXT = 8  # the last tokens of the output that are looked up in the text
-MAX_DIFFERENCE = 3  # tokens that differ, after which nothing is drafted until the place is found again
-MAX_PIECES = 16  # of a word; languages without spaces have longer ones
-CONFIRMED = 4  # tokens in a row that agree, after which the text is taken for a version of the output
+MAX_CONTEXT = 8  # maximum number of the output's last tokens that are looked up in the text
+MAX_DIFFERENCE = 3  # number of differing tokens after which nothing is drafted until the place is found again
+MAX_PIECES = 16  # maximum pieces in a word; in languages without spaces, the text between two spaces may be longer
+CONFIRMED = 4  # number of agreeing tokens in a row after which the text is considered a version of the output
 
 
 class Place(NamedTuple):
     """Where an output is in a text.
 
     Args:
-        position: The position in the text that comes next.
-        length: How many tokens before it agree with the output; after a difference, how many tokens differ.
+        position: The position in the text of the token expected next.
+        length: How many tokens before this position agree with the output or, after a difference, how many differ.
         status: "confirmed" or "unconfirmed", followed by "difference" if the last tokens differ.
     """
 
@@ -40,11 +40,11 @@ class Place(NamedTuple):
 
 
 class DraftText:
-    """A text, prepared for any number of requests.
+    """A text that the outputs of any number of requests can follow.
 
     Args:
-        ids: The text as output ids, with an end token.
-        pieces: The vocabulary's pieces by id, with which words compare regardless of case and a leading space.
+        ids: The text as output ids, including an end token.
+        pieces: The vocabulary's pieces by id, which allow words to be compared regardless of case and a leading space.
         kind: The kind of draft: `TEXT` or `MEMORY`; `COPY` for the source.
         group: Texts of one kind and group are expected to be equally good.
         max_context: The maximum number of output tokens to look up.
@@ -63,17 +63,17 @@ class DraftText:
         self.group = group
         self.max_context = max_context
         self._pieces = pieces
-        self._classes: dict[int, int] = {}  # of each token seen
+        self._classes: dict[int, int] = {}  # the class of each token seen
         self._words: dict[str, int] = {}  # the class of each word seen
         self.classes = [*map(self.class_of, self.ids)]
 
     @cached_property
     def index(self) -> SuffixIndex:
-        """Finds classes; needed only after a difference."""
+        """An index of the classes, needed only after a difference."""
         return SuffixIndex(self.max_context, self.classes)
 
     def update(self, ids: Sequence[int]) -> None:
-        """Replace the text, also while it is followed. Usually `ids` begins with the present ones."""
+        """Replace the text, possibly while it is being followed. Usually, `ids` begins with the present ids."""
         held = len(self.ids)
         if list(ids[:held]) != self.ids:
             held = 0
@@ -91,7 +91,7 @@ class DraftText:
             self.index.extend(classes)
 
     def class_of(self, token: int) -> int:
-        """Return the first token seen that is the same word, regardless of case and a leading space."""
+        """Return the first token seen that represents the same word, regardless of case and a leading space."""
         if (known := self._classes.get(token)) is not None:
             return known
         piece = self._pieces.get(token)
@@ -122,19 +122,19 @@ class DraftText:
 
 
 class TextFollower:
-    """Follows one output through a text: `append` each output token, then `find` the place to continue from.
+    """Follows one output through a text: `append` each output token, then `find` the place from which to continue.
 
     Args:
-        text: The text. It may grow while it is followed.
+        text: The text, which may grow while it is followed.
         prefix: The tokens of a forced prefix, with which the text may begin.
         start: The position at which the text begins.
     """
 
     def __init__(self, text: DraftText, prefix: Iterable[int] = (), start: int = 0) -> None:
         self.text = text
-        self._position = start  # of the text that comes next
-        self._agreed = 0  # the last tokens in a row that agree
-        self._differing = 0  # tokens since the last one that agreed
+        self._position = start  # index in the text of the token expected next
+        self._agreed = 0  # number of last tokens in a row that agree
+        self._differing = 0  # number of tokens since the last one that agreed
         self._is_confirmed = False
         self._output: list[int] = []  # the classes of the last tokens
         for token in prefix:
@@ -152,11 +152,11 @@ class TextFollower:
         self._agreed = 0
         self._differing += 1
         if found := text.index.find(self._output):
-            ends = found[-1]  # of the longest match; the next one ahead, else the nearest one behind
+            ends = found[-1]  # of the longest match; choose the next end ahead, or else the nearest one behind
             self._agree(ends[min(bisect_left(ends, self._position), len(ends) - 1)], len(found))
 
     def find(self) -> Place | None:
-        """Return the place to continue from: after a few differing tokens, the start of the text's next word."""
+        """Return the place from which to continue: after a few differing tokens, the start of the text's next word."""
         status = "confirmed" if self._is_confirmed else "unconfirmed"
         if not self._differing:
             return Place(self._position, self._agreed, status)

@@ -15,7 +15,7 @@ from .draft_sampler import DraftSampler, OutputHead
 
 
 class BatchHeadDrafter(BatchDrafter):
-    """Drafts for all rows at once, from the hidden states of the target's last pass and without a draft cache."""
+    """Drafts for all rows at once, from the hidden states of the target's last pass, without a draft cache."""
 
     def __init__(self, head: DraftHead, target: EncoderDecoder) -> None:
         self._head = head

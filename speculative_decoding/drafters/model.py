@@ -19,8 +19,8 @@ class BatchModelDrafter(BatchDrafter):
 
     Args:
         draft_model: The model, optionally with a reduced vocabulary.
-        vocab_size: The target's vocabulary size, which may be padded further than the draft model's.
-        shares_encoder: Whether the draft model uses the target's encoder, and so its encoder output.
+        vocab_size: The target's vocabulary size, which may include more padding than the draft model's.
+        shares_encoder: Whether the draft model uses the target's encoder, and so the target's encoder output.
     """
 
     def __init__(self, draft_model: DraftModel, vocab_size: int, *, shares_encoder: bool = False) -> None:
@@ -35,7 +35,7 @@ class BatchModelDrafter(BatchDrafter):
         # By slot:
         self._sources: dict[int, Source] = {}
         self._encoder_outputs: dict[int, mx.array] = {}  # from the target, kept until the cache is filled
-        self._held: dict[int, list[int]] = {}  # the ids in the cache, once the source has been encoded
+        self._held: dict[int, list[int]] = {}  # the ids in the cache; set once the source has been encoded
         self._drafted: tuple[list[int], mx.array] | None = None  # slots and (B, K) ids of the last draft
 
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
@@ -80,7 +80,7 @@ class BatchModelDrafter(BatchDrafter):
         return draft
 
     def _read_drafted(self) -> None:
-        """Append the last draft to `_held`. This does not wait: the draft was evaluated with its round."""
+        """Append the last draft to `_held`. This does not wait, because the draft was evaluated with its round."""
         if self._drafted is not None:
             slots, tokens = self._drafted
             ids: list[list[int]] = tokens.tolist()  # type: ignore[assignment]
@@ -89,7 +89,7 @@ class BatchModelDrafter(BatchDrafter):
             self._drafted = None
 
     def _read_sources(self, drafting: Sequence[int], slots: int) -> None:
-        """Encode the sources of slots that draft for the first time, in one batch."""
+        """Encode, in one batch, the sources of slots that draft for the first time."""
         new = [slot for slot in drafting if slot not in self._held]
         unread = [slot for slot in new if slot not in self._encoder_outputs]
         encoder_outputs = self._model.encode_rows([self._sources[slot] for slot in unread]) if unread else []
@@ -100,12 +100,12 @@ class BatchModelDrafter(BatchDrafter):
             self._held[slot] = []
 
     def _catch_up(self, cache: DecoderCache, requests: dict[int, RequestView]) -> mx.array:
-        """Feed the committed tokens that the cache lacks, and return the states of each row's last one, (B, 1, d).
+        """Feed the committed tokens that the cache lacks, and return the state of each row's last token, (B, 1, d).
 
-        The cache keeps the longest prefix that it shares with the committed tokens, except for the last token, which is
-        always fed again. Rows without a draft request get padding.
+        The cache keeps the longest prefix that it shares with the committed tokens, except that the last committed
+        token is always fed again. Rows without a draft request are fed padding.
         """
-        largest_id = self._model.config.vocab_size - 1  # the target's vocabulary may be padded further
+        largest_id = self._model.config.vocab_size - 1  # the target's vocabulary may be padded to a larger size
         padding = self._model.config.pad_token_id
         kept = {
             slot: min(num_shared(self._held[slot], request.decoder_tokens), len(request.decoder_tokens) - 1)

@@ -1,14 +1,14 @@
-"""Drafts copied from text: given texts, the source, the output so far, and a store of earlier requests.
+"""Drafts copied from text: given text, the source, the output so far, and a store of earlier requests.
 
 No model runs.
 
 A copy is chosen in three steps:
 
-1. Each text is searched for the last n tokens of the output, with the largest n for which they occur in it. The
-   tokens that follow them in the text are a `Match` of length n.
-2. `CopyChances` estimates how likely it is that a copied token is right, from earlier matches of similar length in
-   the same text. The match with the highest chance is copied.
-3. The copy is cut where the chance that all its tokens are right falls below `min_chance`.
+1. Each text is searched for the last n tokens of the output, for the largest n for which they occur in the text. The
+   tokens that follow them there are a `Match` of length n.
+2. From earlier matches of similar length in the same text, `CopyChances` estimates how likely a copied token is to be
+   right. The match with the highest chance is copied.
+3. The copy is truncated where the chance that all of its tokens are right falls below `min_chance`.
 
 This is prompt lookup, extended to the encoder's input, which contains most of the text that can be copied.
 """
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from .text_store import TextStore
 
 LOOKAHEAD = 16  # tokens kept of a match, even if fewer are drafted: all are compared with the output later
-PRIOR_WEIGHT = 5.0  # the prior counts as much as this many observed tokens
-PRIORS = {  # by the end of an origin: the status of a `Place`, or any other
+PRIOR_WEIGHT = 5.0  # the prior has the weight of this many observed tokens
+PRIORS = {  # by the end of an origin: the status of a `Place`, or "" for any other origin
     "unconfirmed difference": (0.0, 0.3, 0.1, 0.1, 0.1),
     "confirmed difference": (0.0, 0.6, 0.45, 0.45, 0.45),
     "unconfirmed": (0.8, 0.1, 0.35, 0.5, 0.8),
     "confirmed": (0.5, 0.6, 0.75, 0.8, 0.9),
     "": (0.5, 0.5, 0.7, 0.8, 0.9),
 }
-LEAST_TEXT_CHANCE = 0.4  # the minimum chance of a token that is drafted from a given text
-MIN_TEXT_CHANCE = 0.03  # the minimum probability that all tokens of such a draft are right
+LEAST_TEXT_CHANCE = 0.4  # the minimum chance for a token to be drafted from a given text
+MIN_TEXT_CHANCE = 0.03  # the minimum probability that all tokens in such a draft are right
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Match:
     """The tokens that follow the output's last tokens in one of the texts.
 
     Args:
-        kind: The kind of draft that copies it.
-        origin: The text: "source", "output", "store", or a `DraftText` with the status of its `Place`; "" if no text
-            matches.
-        length: How many of the output's last tokens precede `continuation` in the text. With length 0,
-            `continuation` is a guess: the text from the position that the output is expected to have reached.
+        kind: The kind of draft that copies the match.
+        origin: The text: "source", "output", "store", or the kind and group of a `DraftText` and the status of its
+            `Place`; "" if no text matches.
+        length: How many of the output's last tokens precede `continuation` in the text. If it is 0, `continuation` is a
+            guess: the text from the position that the output is expected to have reached.
         continuation: Up to `LOOKAHEAD` token ids, or more if a longer draft is requested.
         chance: The estimated probability that a token of `continuation` is right if all tokens before it are.
     """
@@ -69,20 +69,20 @@ class NgramDrafter(Drafter):
     """Copies the tokens that follow the output's last tokens in the source, in the output itself, or in a store.
 
     In each text, the longest match wins. Equally long matches are ranked by position: in the source, the next position
-    that the output has not reached yet; in the output, the earliest, whose continuation is the longest; in the store,
-    the latest. If matches of several texts have the same chance, the source comes first, then the output.
+    that the output has not reached yet; in the output, the earliest, because it has the longest continuation; in the
+    store, the latest. If matches of several texts have the same chance, the source comes first, then the output.
 
-    The drafter is deterministic. It learns across requests how often its copies are right, so use one drafter for a
-    whole session.
+    The drafter is deterministic. It learns across requests how often its copies are right, so use a single drafter for
+    a whole session.
 
     Args:
-        pieces: `tokenizer.vocabulary.pieces`. With them, words match regardless of case and a leading space, copying
-            starts after a task prefix, and it resumes after a replaced word rather than a replaced token.
-        search_input: Search the source.
-        search_output: Search the output. Hugging Face's prompt lookup searches only the output.
-        store: A text store to search; it learns every request and may be shared between drafters.
+        pieces: `tokenizer.vocabulary.pieces`. If given, words match regardless of case and a leading space, copying
+            starts after a task prefix, and it resumes after a replaced word rather than after a replaced token.
+        search_input: Whether to search the source.
+        search_output: Whether to search the output. Hugging Face's prompt lookup searches only the output.
+        store: A text store to search. Every request is added to it, and drafters may share it.
         max_ngram_size: The maximum number of output tokens to look up.
-        min_chance: The minimum probability that all tokens of a draft are right. With 0, drafts have full length.
+        min_chance: The minimum probability that all tokens of a draft are right. If 0, drafts have full length.
 
     Raises:
         InputError: An argument is out of range.
@@ -140,8 +140,8 @@ class NgramDrafter(Drafter):
         text = DraftText(self._source if self._search_input else [], self._pieces, COPY, max_context=self._max_size)
         self._aligned = TextFollower(text, prefix, text.start)
         self._output = SuffixIndex(self._max_size)
-        self._match: Match | None = None  # for the current tokens; later compared with the next tokens
-        self._num_stored = 0  # tokens of the output that the store has learned
+        self._match: Match | None = None  # for the current tokens; it is later compared with the next tokens
+        self._num_stored = 0  # number of output tokens that the store already contains
         self._draft_texts = draft_texts
         self._prefix = prefix
         self._followers = [text.follow(prefix) for text in draft_texts]
@@ -153,16 +153,17 @@ class NgramDrafter(Drafter):
     def longest(self, tokens: Sequence[int]) -> int:
         match = self.match(tokens)
         count = min(len(match.continuation), self._likely_length(match, LOOKAHEAD))
-        return count if count < LOOKAHEAD else sys.maxsize  # the match may continue beyond LOOKAHEAD
+        return count if count < LOOKAHEAD else sys.maxsize  # the match may extend beyond LOOKAHEAD
 
     def _likely_length(self, match: Match, max_length: int) -> int:
         if match.kind == COPY or not self._min_chance:
             return likely_length(match.chance, self._min_chance, max_length)
-        # A place in a given text is known better than that of a copy, so it is drafted further, or not at all
+        # The place in a given text is more certain than that of other copies, so drafts from it are longer, or not made
+        # at all
         return likely_length(match.chance, MIN_TEXT_CHANCE, max_length) if match.chance >= LEAST_TEXT_CHANCE else 0
 
     def match(self, tokens: Sequence[int], num_draft_tokens: int = LOOKAHEAD) -> Match:
-        """Return the best match for the committed decoder ids, however low its chance."""
+        """Return the best match for the committed decoder ids, no matter how low its chance is."""
         self._synchronize(tokens)
         if self._match is None or num_draft_tokens > LOOKAHEAD:
             best = Match()
@@ -174,7 +175,7 @@ class NgramDrafter(Drafter):
         return self._match
 
     def end(self, tokens: Sequence[int]) -> None:
-        """Add to the store the tokens that it does not contain yet."""
+        """Add the tokens that the store does not contain yet."""
         self._synchronize(tokens)
         if self.store is not None and len(tokens) > max(self._num_stored, 1):  # more than the start token
             start = len(self._source) + self._num_stored if self._num_stored else 0
@@ -206,7 +207,7 @@ class NgramDrafter(Drafter):
                 origin = " ".join(filter(None, (text.kind, text.group, place.status)))
                 yield text.kind, origin, place.length, follower.continuation(place, count)
         if (place := self._aligned.find()) and not (place.differs and place.length > 1):
-            # One chance for all statuses: a source is copied by most outputs of a task, or by none
+            # One chance for all statuses: in a given task, either most outputs copy their source, or none do
             length = 0 if place.differs else place.length
             yield COPY, "source", length, self._aligned.text.ids[place.position : place.position + count]
         if self._search_output and (positions := self._output.find(tokens)):
@@ -223,14 +224,14 @@ class NgramDrafter(Drafter):
 
 
 class CopyChances:
-    """The chance that a copied token is right if all copied tokens before it are, by origin and length of the match.
+    """The chance that a copied token is right if all copied tokens before it are, by the match's origin and length.
 
-    A match is observed even if it was not drafted, so a text whose copies became reliable again is copied again.
+    A match is observed even if it was not drafted, so copying resumes once a text's copies are reliable again.
     `AutoDrafter` also counts the draft model's tokens here, under a separate origin.
 
     Args:
-        priors: Initial chances by the end of the origin's name, indexed by the bit length of the match length; the last
-            one covers all longer matches. The default covers matches of 0, 1, 2-3, 4-7, and 8 or more tokens.
+        priors: Initial chances by the end of the origin's name, indexed by the bit length of the match length. The last
+            chance covers all longer matches. The defaults are for matches of 0, 1, 2-3, 4-7, and 8 or more tokens.
     """
 
     def __init__(self, priors: Mapping[str, Sequence[float]] = MappingProxyType(PRIORS)) -> None:
@@ -249,7 +250,7 @@ class CopyChances:
             if copied_token != written_token:
                 break
             counts[0] += 1
-        if counts[1] > 60:  # older observations count half
+        if counts[1] > 60:  # halve the weight of older observations
             counts[:] = [value / 2 for value in counts]
 
     def _counts_of(self, origin: str, length: int) -> list[float]:
@@ -261,7 +262,7 @@ class CopyChances:
 
 
 def likely_length(chance: float, min_chance: float, max_length: int) -> int:
-    """Return the length of the longest draft that is entirely right with probability `min_chance` or more."""
+    """Return the length of the longest draft whose tokens are all right with a probability of at least `min_chance`."""
     length = 0
     all_right = chance
     while length < max_length and all_right >= min_chance:

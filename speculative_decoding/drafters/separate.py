@@ -1,4 +1,4 @@
-"""Runs one drafter per row of a batch. Callers can write such drafters, which handle a single request each."""
+"""Runs one drafter per row of a batch. Callers can write such drafters, each of which handles a single request."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SeparateDrafters(BatchDrafter, Generic[OneDrafter]):
         return draft
 
     def _is_known(self, token: int) -> bool:
-        """Whether the target has this id; a caller's drafter may return others."""
+        """Whether the target's vocabulary contains this id. A caller's drafter may return others."""
         return token >= 0 and (self._vocab_size is None or token < self._vocab_size)
 
     def kind_and_limit(self, request: RequestView) -> tuple[str, int]:
@@ -67,7 +67,7 @@ class SeparateDrafters(BatchDrafter, Generic[OneDrafter]):
 
 
 class CustomDrafter(Drafter):
-    """Wraps any object that has `begin` and `propose`."""
+    """Wraps any object that has `begin` and `propose` methods."""
 
     def __init__(self, drafter: Any) -> None:
         self._drafter = drafter
@@ -82,10 +82,10 @@ class CustomDrafter(Drafter):
 
 
 def custom_drafter(drafter: Any, vocab_size: int) -> BatchDrafter:
-    """Build the drafter of a batch from a caller's drafter.
+    """Build a batch's drafter from a caller's drafter.
 
-    drafter: a `BatchDrafter` or its class; a drafter for one request at a time; or a class or function that makes one
-        for each request.
+    drafter: a `BatchDrafter` or its class; a drafter for one request at a time; or a class or function that creates
+        such a drafter for each request.
     """
     if isinstance(drafter, type) and issubclass(drafter, BatchDrafter):
         drafter = drafter()

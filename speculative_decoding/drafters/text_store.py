@@ -1,7 +1,7 @@
-"""Keeps the texts of earlier requests, in memory or in a file, for n-gram drafts. Stores token ids only.
+"""Keeps the text of earlier requests, in memory or in a file, for n-gram drafts. Stores only token ids.
 
-A request is stored as one text: its source ids, the start token, and its output ids. If a source occurs again, its
-last tokens already match, and their continuation is the earlier output.
+A request is stored as one text: its source ids, the start token, and its output ids. If the same source occurs again,
+its last tokens already match, and their continuation is the earlier output.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ KIND = "texts"
 class TextStore:
     """Stores whole texts and finds the continuation of a text's last tokens.
 
-    Among the latest occurrences, the one with the longest continuation wins; among equally long ones, the latest.
+    Among the latest occurrences, the one with the longest continuation wins. If several are equally long, the latest
+    wins.
 
     Args:
         max_ngram_size: The maximum number of tokens to look up.
         max_entries: The maximum number of tokens kept. When it is exceeded, the older half is dropped.
         vocabulary: `tokenizer.vocabulary.fingerprint`. It is saved in the file, so that a store is never used with
-            the ids of another model.
+            another model's ids.
 
     Attributes:
         changes: How many times the texts have changed.
@@ -60,10 +61,10 @@ class TextStore:
     def from_pairs(pairs: Iterable[tuple[str, str]]) -> TranslationMemory:
         """Return a translation memory of pairs (source, target), for `load(..., memory=)` and `Session(memory=)`.
 
-        Unlike a store, it is found by similar prompts, keeps texts and does not learn.
+        Unlike a store, a memory is searched by prompt similarity, contains strings, and does not learn from requests.
 
         Raises:
-            InputError: Something is not a pair of texts.
+            InputError: An element is not a pair of strings.
         """
         require_subpackage("memory", "pairs")
         from ..memory import TranslationMemory
@@ -80,11 +81,11 @@ class TextStore:
         return len(self._index.tokens)
 
     def learn(self, text: Sequence[int], start: int = 0) -> None:
-        """Add `text[start:]`. Earlier calls have added `text[:start]`."""
+        """Add `text[start:]`. Earlier calls must have added `text[:start]`."""
         self.changes += 1
         known = self._index.tokens
         context = list(text[max(start - self.max_ngram_size, 0) : start])
-        if known and not (context and known[-len(context) :] == context):  # another text was added in between
+        if known and not (context and known[-len(context) :] == context):  # another text has been added in the meantime
             self._index.extend([BOUNDARY, *context])
         self._index.extend(text[start:])
         if len(known) > self.max_entries:
@@ -95,7 +96,7 @@ class TextStore:
         found = self._index.find(text)
         if not found:
             return 0, []
-        latest = reversed(found[-1][-count:])  # in a text that repeats itself, one of these has `count` tokens after it
+        latest = reversed(found[-1][-count:])  # in repetitive text, one of these ends is followed by `count` tokens
         return len(found), max((self._continuation(end, count) for end in latest), key=len, default=[])
 
     def _continuation(self, end: int, count: int) -> list[int]:
@@ -103,7 +104,7 @@ class TextStore:
         return continuation[: continuation.index(BOUNDARY)] if BOUNDARY in continuation else continuation
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file atomically, readable only by its owner. Other threads may add texts at the same time.
+        """Atomically write a JSON file that only its owner can read. Other threads may add text at the same time.
 
         Raises:
             InputError: The file cannot be written.
@@ -143,7 +144,7 @@ class TextStore:
 
     @classmethod
     def _from_json(cls, content: dict[str, Any]) -> TextStore:
-        """Build a store from the content of a file. Raises KeyError, TypeError or ValueError if it is invalid."""
+        """Build a store from a file's content. Raises KeyError, TypeError or ValueError if the content is invalid."""
         if content.pop("kind") != KIND:
             raise ValueError("it does not hold texts")
         tokens = content.pop("tokens")
@@ -157,6 +158,6 @@ class TextStore:
 
 
 def header_of(content: str) -> dict[str, Any]:
-    """Return the header for the first line of a file, given the content of its second line."""
+    """Return the header for a file's first line, given the content of its second line."""
     digest = hashlib.sha256(content.encode()).hexdigest()
     return {"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": digest}

@@ -1,11 +1,11 @@
-"""Drafts from a model of another vocabulary: it writes its own output, and the text of that output is the draft.
+"""Drafts from a model with another vocabulary. It writes its own output, and the text of that output is the draft.
 
 Universal assisted generation (Timor et al. 2025, 2502.05202) re-encodes each draft of a decoder-only model. Here the
 draft model decodes the whole output by itself, greedily and independently of the target, but only as far ahead as the
-next draft needs. The text is followed as any draft text (draft_text.py), so a difference costs no step of the draft
-model. If the output has left the text for good, the draft model starts again from the committed tokens.
+next draft needs. The text is followed like any draft text (draft_text.py), so a difference costs no draft-model step.
+If the target's output has permanently diverged from the text, the draft model starts again from the committed tokens.
 
-This module knows neither models nor tokenizers. A `DraftWriter` has both.
+This module is independent of models and tokenizers, which a `DraftWriter` encapsulates.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import mlx.core as mx
 from .base import MODEL, BatchDrafter, Draft, Followable, Follower, RequestView
 from .draft_text import Place
 
-PATIENCE = 1  # committed tokens without a place in the text, after which the draft model starts again
-MAX_SKIPPED = 8  # ids written to reach the end of a skipped word, which may be an endless repetition
-MAX_SILENT = 128  # tokens in a row that add no id, such as special tokens, after which an output is given up
+PATIENCE = 1  # number of committed tokens without a place in the text after which the draft model starts again
+MAX_SKIPPED = 8  # maximum ids written to reach the end of a skipped word, which may be an endless repetition
+MAX_SILENT = 128  # number of tokens in a row that add no id, such as special tokens, after which an output is abandoned
 FAR_BEHIND = 16  # committed tokens that are not written yet; reading them as a prefix takes less time than writing them
 
 
@@ -29,9 +29,9 @@ class Written(Followable, Protocol):
     """An output that a draft model writes for a request of the target. Its text, in target ids, can be followed.
 
     The text contains the tokens that were committed when the output was started, and the end token if the output is
-    finished. It lacks what more tokens may change, such as an incomplete word.
+    finished. It omits whatever further tokens may change, such as an incomplete word.
 
-    num_skipped: How many committed tokens, such as a prompt, are not part of the text. They are not followed.
+    num_skipped: The number of committed tokens, such as a prompt, that are not part of the text and are not followed.
     """
 
     num_skipped: int
@@ -69,7 +69,7 @@ class DraftWriter(Protocol):
         """Write one more token of every output that is not complete."""
 
     def rehearse(self, slot: int) -> Written:
-        """Start an output of some typical source that continues for many steps, for calibration to time."""
+        """Start an output for a typical source that continues for many steps, so that calibration can time it."""
 
 
 class Row:
@@ -83,7 +83,7 @@ class Row:
         self._is_useful = True  # whether the output has followed the text since it was started
 
     def start(self, writer: DraftWriter) -> None:
-        """Write a new output from the committed tokens."""
+        """Start a new output from the committed tokens."""
         self.cancel()
         self._patience = PATIENCE if self._is_useful else 2 * self._patience
         self._is_useful = False
@@ -91,13 +91,13 @@ class Row:
         if written is None:
             self.is_possible = False
             return
-        self._num_read = -1  # tokens written that are in the text
-        self._num_useful = 0  # of these, the tokens up to the last one that made the text longer
+        self._num_read = -1  # number of written tokens already included in the text
+        self._num_useful = 0  # number of these up to the last token that made the text longer
         self._follower: Follower = written.follow()
         self._limit = 0  # the number of ids that the text may have for the next draft
         self._followed = 1 + written.num_skipped  # decoder tokens that the follower has been given, or need not be
-        self._lost = 0  # committed tokens in a row for which the text had no place
-        self._read_from = len(self.request.decoder_tokens)  # the tokens before that are the draft model's prefix
+        self._lost = 0  # number of committed tokens in a row without a place in the text
+        self._read_from = len(self.request.decoder_tokens)  # the tokens before this index are the draft model's prefix
 
     def cancel(self) -> None:
         if self.written is not None:
@@ -106,7 +106,7 @@ class Row:
 
     @property
     def needs_start(self) -> bool:
-        """Whether there is no text, or none that is worth following."""
+        """Whether there is no text that is worth following."""
         if self.written is None:
             return self.is_possible
         if self._lost >= self._patience:
@@ -127,7 +127,7 @@ class Row:
         return self.written
 
     def _lacking(self, written: Written, count: int) -> int:
-        """Return how many ids the text lacks to follow all committed tokens and then draft `count` tokens."""
+        """Return the number of ids that the text lacks to follow all committed tokens and then draft `count` tokens."""
         place = self._follower.find()
         if place is None or written.is_complete:
             return 0
@@ -142,10 +142,10 @@ class Row:
             self._limit = self.written.size + max(0, lacking) + MAX_SKIPPED
 
     def follow(self, count: int) -> int:
-        """Follow the committed tokens as far as the text is written, to draft `count` tokens.
+        """Follow the committed tokens as far as the text has been written, in order to draft `count` tokens.
 
-        Returns the least number of ids that must be written before that is possible; 0 if there is no place for a
-        draft.
+        Returns the minimum number of ids that must be written before such a draft is possible; 0 if there is no place
+        for a draft.
         """
         if self.written is None:
             return 0
@@ -176,10 +176,10 @@ class Row:
 
 
 class BatchWritingDrafter(BatchDrafter):
-    """Drafts the text that a draft model of another vocabulary writes. The draft of a sampled output is greedy, too.
+    """Drafts text written by a draft model with another vocabulary. The draft is greedy even if the output is sampled.
 
-    The outputs of all rows grow together, one token in each step, because a pass of the draft model computes all rows.
-    A row may so be written further than it needs, but never beyond its end.
+    The outputs of all rows grow together, by one token per step, because a draft-model pass computes all rows. A row's
+    output may therefore be written further than needed, but never beyond its end.
 
     writer: Writes the outputs; no other drafter may use it.
     """
@@ -206,7 +206,7 @@ class BatchWritingDrafter(BatchDrafter):
         return Draft.from_lists(ids)
 
     def _write(self, rows: Mapping[Row, int]) -> None:
-        """Write until each row has a draft of this many tokens, or no place for one."""
+        """Write until each row has a draft of this many tokens, or no place for a draft."""
         for row, count in rows.items():
             row.prepare(self._writer, count)
         while lacking := [lack for row, count in rows.items() if (lack := row.follow(count))]:
@@ -214,7 +214,7 @@ class BatchWritingDrafter(BatchDrafter):
                 self._writer.step()
 
     def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
-        """Stop writing for requests that no longer grow: they were cancelled, or are retried."""
+        """Stop writing for requests that no longer grow, because they were cancelled or are being retried."""
         for row in self._rows.values():
             if row.request not in requests:
                 row.cancel()
@@ -223,7 +223,7 @@ class BatchWritingDrafter(BatchDrafter):
         self._drop(request.slot)
 
     def select(self, slots: Sequence[int]) -> None:
-        kept = {slots.index(slot): row for slot, row in self._rows.items() if slot in slots}  # the others are free
+        kept = {slots.index(slot): row for slot, row in self._rows.items() if slot in slots}  # the other slots are free
         for slot in self._rows.keys() - set(slots):
             self._rows[slot].cancel()
         self._rows = kept
@@ -234,7 +234,7 @@ class BatchWritingDrafter(BatchDrafter):
 
 
 class TimedWriting(BatchDrafter):
-    """Writes as many tokens as are asked for, for calibration to time. It drafts nothing."""
+    """Writes as many tokens as requested, so that calibration can time it. It drafts nothing."""
 
     def __init__(self, writer: DraftWriter) -> None:
         self._writer = writer

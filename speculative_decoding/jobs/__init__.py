@@ -1,6 +1,6 @@
-"""Jobs decode files: line n of the output is the record of line n of the input.
+"""Jobs decode files. Line n of the output is the record for line n of the input.
 
-An interrupted job can therefore continue after the last record that it wrote.
+An interrupted job can therefore resume after the last record that it wrote.
 """
 
 from ..cli.lines import InputLine, read_lines

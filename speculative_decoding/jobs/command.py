@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding
 
 
 def batch(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:
-    """Decode the file, and return the exit status: 1 if there were errors in some lines."""
+    """Decode the file, and return the exit status, which is 1 if any line had an error."""
     given = vars(chosen)
     flags = flags_from(BatchFlags, chosen)
     files = [NamedFile("input", flags.input)]
@@ -133,7 +133,7 @@ def shares_lines(chosen: argparse.Namespace, processes: ProcessGroup | None) -> 
 
 
 def follow(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
-    """Run the loop of a rank above 0, which receives its work from rank 0, and return the exit status."""
+    """Run the loop of a rank above 0, which receives work from rank 0, and return the exit status."""
     if not shares_lines(chosen, processes):
         from ..distributed.command import serve_shard
 
@@ -156,7 +156,7 @@ def decode_file(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
     with ExitStack() as stack:
         file = stack.enter_context(open_input(files.input))
         is_utf16 = file.peek()[:2] in ENCODINGS
-        size = None if is_utf16 else os.fstat(file.fileno()).st_size or None  # progress counts UTF-8 bytes
+        size = None if is_utf16 else os.fstat(file.fileno()).st_size or None  # progress is measured in UTF-8 bytes
         config, pair = open_models(config, files, processes)
         file_format = files.input_format or choose_format(files.input, file.peek())
         settings = config.output_settings(pair) | {"input_format": file_format}
@@ -211,7 +211,7 @@ def open_models(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
     else:
         config = config.with_memory(pair)
     say(config.describe(drafts_text=pair.drafts_text))
-    if config.options.draft_tokens == 0:  # for example with --num-draft 0; a line cannot turn drafting on
+    if config.options.draft_tokens == 0:  # for example, with --num-draft 0; a line cannot turn drafting on
         config = replace(config, chosen=config.chosen.with_values(drafter="none"))
     return config, pair
 
@@ -231,7 +231,7 @@ def resume(
 def has_reproducible_counts(options: GenerationOptions, pair: ModelPair) -> bool:
     """Return whether the drafts of a row are independent of earlier rows and of the other rows in its batch.
 
-    A draft model with another vocabulary writes the texts of all rows in one batch.
+    A draft model with another vocabulary writes text for all rows in one batch.
     """
     is_fixed = isinstance(options.num_draft_tokens, int)
     return is_fixed and not pair.drafts_text and not options.follows_texts
@@ -254,7 +254,7 @@ def parse_prompt(prefix: str, file_format: str, options: GenerationOptions, line
 
 
 def row_scheduler(session: Session, files: BatchFlags) -> tuple[RowScheduler, Callable[[Mapping[str, Any]], Any]]:
-    """Return a scheduler for prompts or recordings, and a function that converts the fields of a line to its item."""
+    """Return a scheduler for prompts or recordings, and a function that converts a line's fields to its items."""
     if session.model.audio is None:
         return session.prompt_scheduler(files.slots, files.max_memory), lambda fields: fields
     require_subpackage("speech", "input")

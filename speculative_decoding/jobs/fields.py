@@ -13,7 +13,7 @@ from ..sampling.options import MAX_DRAFT_TOKENS, OPTIONS_BY_OTHER_NAME, listed, 
 from ..sampling.values import Int, Text, Value
 
 # Options that a line may set. All prompts of a job share the decoder prefix, and records contain no logprobs. With an
-# adaptive draft length, a record would depend on earlier lines, so a line may set only a fixed length.
+# adaptive draft length, a record would depend on earlier lines, so a line may only set a fixed length.
 LINE_OPTIONS: dict[str, Value] = {
     name: spec.type
     for name, spec in option_specs().items()
@@ -37,7 +37,7 @@ RECORD_FIELDS = {
     *DRAFT_COUNTS,
     INPUT_HASH,
 }
-MISSPELT = 0.87  # similarity of eight-letter names with two letters swapped; "drafted" and "drafter" have 0.86
+MISSPELT = 0.87  # similarity of eight-letter names with two letters swapped; that of "drafted" and "drafter" is 0.86
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class LineFields:
     """The fields of one type of line: a line with a prompt, or a line with a recording.
 
     Args:
-        own: The fields that are read: the input and the options.
-        record: The fields of the record.
+        own: The fields that the job reads: the input and the options.
+        record: The fields that the job writes to the record.
         similar: Maps the `similarity_key` of a name that resembles an option to the correct options.
     """
 
@@ -60,7 +60,7 @@ class LineFields:
         return {name: value for name, value in given.items() if name not in reserved and is_json_value([name, value])}
 
     def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the `own` fields. Raises `InputError` for a name in `record`, or a name that resembles an option."""
+        """Return the `own` fields. Raises `InputError` for a name that is in `record` or resembles an option."""
         for name, value in given.items():
             if not is_json_value([name, value]):
                 raise InputError("is not valid JSON (a lone surrogate, NaN or Infinity)", ascii(name))

@@ -1,4 +1,4 @@
-"""Parses the input lines of a job. Independent of models and of the output."""
+"""Parses a job's input lines. Independent of models and of the output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INPUT_FORMATS = ("text", "jsonl")
 
 
 def choose_format(name: str, start: bytes) -> str:
-    """Return one of `INPUT_FORMATS`: by suffix or, if the suffix is unknown, by whether the first line starts with {.
+    """Choose one of `INPUT_FORMATS` by suffix or, for an unknown suffix, by whether the first line starts with {.
 
     start: The first bytes of the input.
     """
@@ -43,7 +43,7 @@ class ParsedLine:
 
     line: InputLine
     fields: Mapping[str, Any] | None = None  # the prompt or recording, and its options
-    prompt: str | None = None  # without the job's prefix; None for an error, a blank prompt or a recording
+    prompt: str | None = None  # without the job's prefix; None for an error, a blank prompt, or a recording
     seed: int | None = None  # None if the line is decoded greedily
     carried: Mapping[str, Any] = field(default_factory=dict)  # the user's fields, copied to the record
     error: str | None = None
@@ -55,7 +55,7 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
     Args:
         line: The line.
         format: One of `INPUT_FORMATS`.
-        options: The options of the job, which a line may override.
+        options: The job's options, which a line may override.
     """
     given: dict[str, Any] = {}
     names = PROMPT
@@ -82,7 +82,7 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
 
 
 def missing_prompt(given: Mapping[str, Any]) -> InputError:
-    """Return the error for a line without a prompt. If the line has one text field, suggest to rename it."""
+    """Return the error for a line without a prompt. If the line has a single string field, suggest renaming it."""
     texts = [name for name, value in given.items() if isinstance(value, str) and name not in PROMPT_FIELDS]
     way_out = 'give the line a "prompt", or an "audio" for a speech model'
     if len(texts) == 1:
@@ -92,7 +92,7 @@ def missing_prompt(given: Mapping[str, Any]) -> InputError:
 
 
 def check_prompt(fields: Mapping[str, Any], options: GenerationOptions) -> None:
-    """Raise `InputError` for a prompt that is not text, or an option with an invalid value or without effect."""
+    """Raise `InputError` for a prompt that is not a string, or an option that has an invalid value or no effect."""
     for name, value in fields.items():
         try:
             PROMPT_FIELDS[name].accept(value)

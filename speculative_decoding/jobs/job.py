@@ -1,4 +1,4 @@
-"""Decodes lines into records, in the same order and in bounded memory. Independent of models and files."""
+"""Decodes lines into records, in the same order and with bounded memory. Independent of models and files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..rows.scheduling import BatchResult, Progress, Scheduler
 from .fields import DRAFT_COUNTS, INPUT_HASH, input_hash
 from .input import ParsedLine
 
-MAX_SHOWN = 5  # errors whose lines the summary names
-WINDOW_BYTES = 2**26  # maximum size of the lines that are read ahead
+MAX_SHOWN = 5  # number of errors whose lines the summary names
+WINDOW_BYTES = 2**26  # maximum total size of lines that are read ahead
 
 
 @dataclass
@@ -31,7 +31,7 @@ class JobTotals:
     lines: int = 0
     errors: int = 0
     first_errors: dict[int, str] = field(default_factory=dict)  # line number -> error message
-    input_bytes: int = 0  # size of the finished lines
+    input_bytes: int = 0  # total size of finished lines
     rows: int = 0  # decoded lines
     seconds: float = 0.0
     first_token_seconds: float = 0.0  # summed over rows
@@ -51,12 +51,12 @@ class JobTotals:
 
     @property
     def end_to_end_tps(self) -> float:
-        """Generated tokens per second of the whole job."""
+        """Generated tokens per second over the whole job."""
         return ratio(self.stats.generated_tokens, self.seconds)
 
     @property
     def decode_tps(self) -> float:
-        """Generated tokens per second of decoding, over all slots."""
+        """Generated tokens per second of decoding, for all slots together."""
         return ratio(self.stats.generated_tokens, self.decode_seconds)
 
     @property
@@ -84,7 +84,7 @@ class JobTotals:
 
 
 def add_error(first: dict[int, str], number: int, error: object) -> dict[int, str]:
-    """Return the first errors of a job after another error, at most `MAX_SHOWN`."""
+    """Return the job's first errors, at most `MAX_SHOWN`, after adding another error."""
     return first if len(first) == MAX_SHOWN else {**first, number: str(error)}
 
 
@@ -97,13 +97,13 @@ class Job:
     """Decodes the lines of a file and writes one record for each.
 
     Args:
-        lines: The remaining lines; the first is number `totals.lines + 1`.
+        lines: The remaining lines, beginning with number `totals.lines + 1`.
         parse: Parses a line into its prompt and options.
         scheduler: Decodes numbered rows.
         write: Writes a record. Called in the order of the lines.
         slots: How many rows the scheduler decodes together.
-        row: Converts the fields of a line ("prompt" or "audio", and options) to an item of the scheduler.
-        with_draft_counts: Whether records contain draft counts. Set it only if all runs would give the same counts.
+        row: Converts a line's fields ("prompt" or "audio", and options) to an item for the scheduler.
+        with_draft_counts: Whether records contain draft counts. Set it only if all runs would produce the same counts.
         totals: The totals of earlier runs, updated in place.
     """
 
@@ -133,7 +133,7 @@ class Job:
         return self.scheduler.submit((number, self.row(parsed.fields)))
 
     def _write(self, parsed: ParsedLine, answer: BatchResult[Any]) -> None:
-        """Write the record of the next line, and update the totals."""
+        """Write the record for the next line, and update the totals."""
         line, totals = parsed.line, self.totals
         if answer.result is not None:
             totals.add(answer.result)
@@ -146,7 +146,7 @@ class Job:
 
 
 def record(parsed: ParsedLine, result: Any, error: str | None, with_draft_counts: bool = True) -> bytes:
-    """Return the record of a line. A record depends only on the line and its output, so it contains no durations.
+    """Return the record for a line. A record depends only on the line and its output, so it contains no durations.
 
     result: A `GenerationResult` or a `Transcription`; None for an error or a blank prompt.
     """

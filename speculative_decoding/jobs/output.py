@@ -1,8 +1,8 @@
-"""The output file of a job, which is also its log (`runs/log.py`) of finished input lines.
+"""A job's output file, which is also the job's log (`runs/log.py`) of finished input lines.
 
 Each record contains the number and a hash of its input line. A second file, OUTPUT.job, contains the settings. It is
-written to disk before the first record, and does not change afterwards. An output is refused if someone has edited it:
-if it has a line that is neither a record nor the result of an interruption.
+written to disk before the first record, and does not change afterwards. An output is refused if it was edited, that is,
+if it contains a line that is neither a record nor the result of an interruption.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ResumableOutput:
     def open(
         path: Path, settings: Mapping[str, Any], *, resume: bool = False, force: bool = False
     ) -> Iterator[ResumableOutput]:
-        """Lock an output file, and create it if it does not exist. Its content does not change before `begin`.
+        """Lock an output file, creating it if it does not exist. Its content does not change before `begin` is called.
 
         Args:
             path: The file.
@@ -115,7 +115,7 @@ class ResumableOutput:
                 atomic_write(path, LOG_FORMAT.header(self.log.settings))
 
     def write(self, record: bytes) -> None:
-        """Append the record of the next line, including its newline."""
+        """Append the record for the next line, including its newline."""
         self.log.append(record)
         self.lines += 1
 
@@ -142,7 +142,7 @@ def settings_path(output: Path) -> Path:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return the version and settings in a settings file, or an empty dict if it was not written by a job."""
+    """Return the version and settings from a settings file, or an empty dict if no job wrote the file."""
     with suppress(InputError, OSError):
         header = read_json_object(path)
         if is_header(header):

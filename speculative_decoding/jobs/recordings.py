@@ -1,4 +1,4 @@
-"""Checks and transcribes lines with recordings, and creates their records.
+"""Checks lines that name recordings, transcribes the recordings, and creates their records.
 
 This module is imported only if a line has "audio" or the model is a speech model.
 """
@@ -37,7 +37,7 @@ RECORDING = LineFields(
 
 
 def check_recording(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the fields of a line with a recording; its options are those of `transcribe`. Raises `InputError`."""
+    """Check the fields of a line with a recording. Its options are those of `transcribe`. Raises `InputError`."""
     validate("audio", Text(), given["audio"])
     fields = RECORDING.check(given)
     own = {name: value for name, value in fields.items() if name != "audio"}

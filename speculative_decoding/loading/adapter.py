@@ -1,4 +1,4 @@
-"""Merges LoRA adapters, which are folders of low-rank updates saved by PEFT, into their base model as PEFT does.
+"""Merges LoRA adapters, which are folders of low-rank updates saved by PEFT, into their base models like PEFT.
 
 Tensor names follow PEFT 0.21 and older: `base_model.model.`, the module's name in transformers, and one of `PARTS`.
 """
@@ -28,7 +28,7 @@ from .tokenizer_base import SIDE_FILES, TOKENIZER_FILES
 
 PREFIX = "base_model.model."
 WAY_OUT = "merge it with PEFT (merge_and_unload), and use the result as --model"
-# Fields that enable LoRA variants whose result is not a weight plus an update
+# Fields that enable LoRA variants whose result is not simply a weight plus an update
 UNSUPPORTED = {
     "use_dora": "DoRA (use_dora)",
     "lora_bias": "LoRA biases (lora_bias)",
@@ -38,9 +38,9 @@ UNSUPPORTED = {
     **{name: f"the LoRA variant {name}" for name in ("use_qalora", "use_bdlora")},
     **{name: f"the LoRA variant {name}" for name in ("arrow_config", "kasa_config", "monteclora_config")},
 }
-# Values of init_lora_weights with which PEFT changes the base model before training
+# Values of init_lora_weights that make PEFT change the base model before training
 CHANGES_BASE = re.compile(r"(pissa|corda|olora|loftq|lora_ga|mica)", re.IGNORECASE)
-MAX_WILDCARDS = 4  # per pattern; a hostile pattern with more could take too long to match
+MAX_WILDCARDS = 4  # per pattern; a malicious pattern with more could take too long to match
 PARTS = re.compile(
     r"(?P<module>.+)\.(?:"
     r"lora_(?P<matrix>[AB])\.weight"
@@ -57,9 +57,9 @@ class AdapterConfig:
     """The fields of adapter_config.json that merging needs.
 
     base: the name or folder of the base model, or None.
-    rank_pattern, alpha_pattern: values that replace `rank` and `alpha`, by a regular expression for module names.
-    modules_to_save: name suffixes of the modules that were trained as a whole.
-    token_indices: trained rows of embeddings, by a suffix of the module's name; "" means any embedding.
+    rank_pattern, alpha_pattern: values that replace `rank` and `alpha`, keyed by a regular expression for module names.
+    modules_to_save: name suffixes of the modules that were trained in full.
+    token_indices: trained rows of embeddings, keyed by a suffix of the module's name; "" means any embedding.
     """
 
     base: str | None
@@ -125,7 +125,7 @@ class AdapterConfig:
 
 
 def check_pattern(pattern: str, path: Path) -> None:
-    """Raise `CheckpointError` for a regular expression that is invalid, or may need exponential time."""
+    """Raise `CheckpointError` for a regular expression that is invalid or may take exponential time."""
     is_simple = len(pattern) <= 1000 and len(re.findall(r"[*+{]", pattern)) <= MAX_WILDCARDS
     problem = "too complex"
     if is_simple and not re.search(r"\)[*+{?]", pattern):
@@ -138,13 +138,13 @@ def check_pattern(pattern: str, path: Path) -> None:
 
 
 def matching(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """Return the value of the first pattern that a module's name matches, as PEFT does (`get_pattern_key`)."""
+    """Like PEFT's `get_pattern_key`, return the value of the first pattern that matches a module's name."""
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter in a folder. Its tensors are read when they are needed."""
+    """An adapter in a folder. Its tensors are read on demand."""
 
     folder: Path
     config: AdapterConfig
@@ -167,7 +167,7 @@ class Adapter:
 
     @property
     def has_vocabulary(self) -> bool:
-        """Whether the folder has a tokenizer, not only tokenizer settings."""
+        """Whether the folder contains a tokenizer, rather than only tokenizer settings."""
         return any((self.folder / name).is_file() for name in TOKENIZER_FILES if name not in SIDE_FILES)
 
     @cached_property
@@ -188,7 +188,7 @@ class Adapter:
             base: The base's checkpoint, as `Architecture.adapt` returns it.
 
         Raises:
-            InputError: The base is quantized or rescaled.
+            InputError: The base model is quantized or rescaled.
             CheckpointError: A tensor of the adapter does not fit the base.
         """
         is_rescaled = any(raw.get(name, 1) != 1 for name in ("residual_scale", "value_scale"))
@@ -219,11 +219,11 @@ class Adapter:
 class Merging:
     """Collects the changes that an adapter makes to each tensor of a base model.
 
-    The tables of a model may be tied: the embedding and the head share one tensor. As in PEFT, an update of one module
-    changes every module that shares its tensor. A module in `modules_to_save` gets a separate tensor.
+    A model's tables may be tied, that is, the embedding and the head share one tensor. As in PEFT, an update to one
+    module changes every module that shares its tensor. A module in `modules_to_save` gets a separate tensor.
 
     Attributes:
-        tied_updates: the modules whose update changes other modules too.
+        tied_updates: the modules whose update also changes other modules.
     """
 
     def __init__(self, adapter: Adapter, base: Checkpoint, tables: TokenTables) -> None:
@@ -241,7 +241,7 @@ class Merging:
         self.tied_updates: list[str] = []
 
     def read(self, tensor: str) -> None:
-        """Record what a tensor of the adapter changes. Raises `CheckpointError` if it fits no tensor of the base."""
+        """Record what an adapter tensor changes. Raises `CheckpointError` if it does not fit any tensor of the base."""
         path = tensor.removeprefix(PREFIX)
         match = PARTS.fullmatch(path)
         if match is None:
@@ -286,7 +286,7 @@ class Merging:
         """Return the source of each tensor, and the number of rows of the decoder's embedding, if known."""
         used = dict(self._used)
         for name, tensor in self._saved.items():
-            used[name] = f"{PREFIX}{name}"  # a name that no tensor of the base has
+            used[name] = f"{PREFIX}{name}"  # a name that does not occur in the base
             self._own[used[name]] = Source(tensor, is_of_adapter=True)
         for module, matrices in self._updates.items():
             name = self._find(next(iter(matrices.values())), f"{module}.weight")
@@ -323,7 +323,7 @@ class Merging:
         self._own[name] = replace(source, updates=(*source.updates, *updates), rows=(*source.rows, *rows))
 
     def _update(self, module: str, matrices: Mapping[str, str]) -> Update:
-        """Return the update of a module. Raises `CheckpointError` if its matrices do not fit together."""
+        """Return a module's update. Raises `CheckpointError` if its matrices do not fit together."""
         tensors = self._adapter.tensors
         if len(matrices) != 2:
             raise CheckpointError(f"{tensors}: tensor {next(iter(matrices.values()))!r} has no counterpart")
@@ -348,14 +348,14 @@ class Merging:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return whether a folder holds an adapter rather than a model."""
+    """Return whether a folder contains an adapter rather than a model."""
     indices = (f"{name}.index.json" for name in FORMATS)
     has_weights = any((folder / name).is_file() for name in chain(FORMATS, indices))
     return (folder / ADAPTER_CONFIG).is_file() and not has_weights
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raise an `InputError` that explains how to load an adapter if a folder given as a model is one."""
+    """If a folder given as a model is an adapter, raise an `InputError` that explains how to load it."""
     if not is_adapter(folder):
         return
     base = read_json_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
