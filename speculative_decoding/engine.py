@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 DEFAULT_SLOTS = 8  # maximum number of requests in a batch, unless the user sets it
 QUEUE_PER_SLOT = 8  # recommended queue depth; queued requests are sorted by length, which reduces padding
 
-# Returns more texts that a request's output may resemble
+# Returns additional texts that a request's output may resemble
 FindDrafts = Callable[[Request], Sequence["DraftText"]]
 # Runs one round for all requests of a batch, like `speculate`. It calls its second argument after drafting and again
 # after verification.
@@ -220,7 +220,7 @@ class Engine:
         """Give free slots to waiting requests, then run one round for all requests that have a slot."""
         if self._widths.refine is not None and not self.waiting:
             decoding = [request for request in self._requests if request is not None]
-            if decoding and all(request.stats.generated_tokens for request in decoding):  # so no first token is delayed
+            if decoding and all(request.stats.generated_tokens for request in decoding):  # to delay no first token
                 self._widths.refine(len(self._requests))
         if self.waiting or None in self._requests:
             self._fill()

@@ -80,7 +80,7 @@ def sentence_spans(text: str, language: str) -> list[Span]:
 
 
 def overlaps(span: Span, others: Sequence[Span]) -> bool:
-    """Return whether a span overlaps one of several sorted, disjoint spans. An empty span overlaps a span around it."""
+    """Return whether a span overlaps any of the sorted, disjoint others. An empty span overlaps a span around it."""
     before = bisect_left(others, (span[1],)) - 1  # index of the last span that begins before this one ends
     return before >= 0 and others[before][1] > span[0]
 

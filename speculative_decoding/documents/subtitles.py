@@ -279,7 +279,7 @@ class Reader:
     def _fold(
         self, found: list[Token | Literal], raw: str, line: list[Token | Literal], same: dict[int, int]
     ) -> tuple[str, list[Token | Literal]]:
-        """Extend a break over markup that ends before it and resumes after it. Returns its raw text, and the rest."""
+        """Extend a break over markup that is closed before and resumed after it. Returns its raw text and the rest."""
         for taken, token in enumerate(line):
             last = found[-1]
             if not (isinstance(last, Close) and isinstance(token, Open) and self._opened.get(last.number) == token.raw):

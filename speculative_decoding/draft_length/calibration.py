@@ -174,7 +174,7 @@ class Calibration:
         return min(rough, key=rough.__getitem__, default=None)
 
     def _known(self, rows: int, exact: bool) -> tuple[list[int], dict[int, float], Draft | None]:
-        """The widths that passes may have, the costs of timed widths, and the draft's costs (None if not timed)."""
+        """The widths that passes may have, the costs of the timed ones, and the draft's costs (None if not timed)."""
         candidates = [*range(1, max_measured_width(rows) + 1)]
         if exact and self.exact_widths is not None:
             candidates = self.exact_widths.candidates(rows)

@@ -15,7 +15,7 @@ from .draft_sampler import DraftSampler, OutputHead
 
 
 class BatchModelDrafter(BatchDrafter):
-    """Decodes ahead with a draft model, sampling each row with its own options. Lazy: it never waits for the device.
+    """Decodes ahead with a draft model, sampling each row with its own options. Lazy: never waits for the device.
 
     Args:
         draft_model: The model, optionally with a reduced vocabulary.

@@ -31,7 +31,7 @@ from .suffix_index import SuffixIndex
 if TYPE_CHECKING:
     from .text_store import TextStore
 
-LOOKAHEAD = 16  # tokens kept of a match, even if fewer are drafted: all are compared with the output later
+LOOKAHEAD = 16  # number of a match's tokens to keep, even if fewer are drafted: all are compared with the output later
 PRIOR_WEIGHT = 5.0  # the prior has the weight of this many observed tokens
 PRIORS = {  # by the end of an origin: the status of a `Place`, or "" for any other origin
     "unconfirmed difference": (0.0, 0.3, 0.1, 0.1, 0.1),

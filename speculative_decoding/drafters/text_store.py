@@ -92,7 +92,7 @@ class TextStore:
             self._index = SuffixIndex(self.max_ngram_size, known[-(self.max_entries // 2) :])
 
     def look_up(self, text: Sequence[int], count: int) -> tuple[int, list[int]]:
-        """Return how many of the last tokens of `text` match, and up to `count` ids that follow them in the store."""
+        """Return how many of `text`'s last tokens match, and up to `count` ids that follow them in the store."""
         found = self._index.find(text)
         if not found:
             return 0, []

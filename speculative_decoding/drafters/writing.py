@@ -22,7 +22,7 @@ from .draft_text import Place
 PATIENCE = 1  # number of committed tokens without a place in the text after which the draft model starts again
 MAX_SKIPPED = 8  # maximum ids written to reach the end of a skipped word, which may be an endless repetition
 MAX_SILENT = 128  # number of tokens in a row that add no id, such as special tokens, after which an output is abandoned
-FAR_BEHIND = 16  # committed tokens that are not written yet; reading them as a prefix takes less time than writing them
+FAR_BEHIND = 16  # if more ids than this are missing, reading committed tokens as a prefix is faster than writing them
 
 
 class Written(Followable, Protocol):
@@ -95,7 +95,7 @@ class Row:
         self._num_useful = 0  # number of these up to the last token that made the text longer
         self._follower: Follower = written.follow()
         self._limit = 0  # the number of ids that the text may have for the next draft
-        self._followed = 1 + written.num_skipped  # decoder tokens that the follower has been given, or need not be
+        self._followed = 1 + written.num_skipped  # number of decoder tokens that the follower has or does not need
         self._lost = 0  # number of committed tokens in a row without a place in the text
         self._read_from = len(self.request.decoder_tokens)  # the tokens before this index are the draft model's prefix
 
@@ -198,7 +198,7 @@ class BatchWritingDrafter(BatchDrafter):
     def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
         rows = {self._rows[request.slot]: count for request, count in counts.items()}
         self._write(rows)
-        if any(row.needs_start for row in rows):  # following the last tokens showed that the output has left the text
+        if any(row.needs_start for row in rows):  # following the last tokens revealed that the output has diverged
             self._write(rows)
         ids: list[Sequence[int]] = [()] * slots
         for row, count in rows.items():

@@ -97,7 +97,7 @@ def input_hash(line: InputLine) -> str:
 
 
 def similarity_key(name: str) -> str:
-    """Return the same key for names that differ only in case, separators or a plural s, as maxTokens and max-token."""
+    """Return a key that ignores case, separators and a plural s, so that maxTokens and max-token have the same key."""
     return name.lower().replace("-", "").replace("_", "").removesuffix("s")
 
 

@@ -73,7 +73,7 @@ class JobTotals:
         return min(1.0, ratio(self.seconds, self.stats.encode_seconds + self.stats.decode_seconds))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the totals for JSON. `iterations` is the sum of the rows' rounds, although rows share passes."""
+        """Return the totals for JSON. `iterations` is the sum of all rows' round counts, although rows share passes."""
         per_row = ("time_to_first_token", "total_variation", "generation_tps")
         totals = {name: value for name, value in self.stats.as_dict().items() if name not in per_row}
         counts = ("lines", "errors", "rows", "cut")

@@ -121,7 +121,7 @@ class ResumableOutput:
 
 
 def is_damage(line: bytes, number: int) -> bool:
-    """Return whether an interruption can have left this line: it is incomplete, not UTF-8, or contains a zero byte."""
+    """Return whether an interruption may have left this line: it is incomplete, not UTF-8, or contains a zero byte."""
     start = b'{"line": %d, ' % number
     is_torn = not line.endswith(b"\n") and line[: len(start)] == start[: len(line)]
     try:

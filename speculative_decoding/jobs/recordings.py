@@ -58,7 +58,7 @@ def transcript_fields(result: Transcription) -> dict[str, Any]:
 
 
 def segment_fields(segment: Segment) -> dict[str, Any]:
-    """Return the text and times of a segment. Probabilities are omitted: their last digits depend on the other rows."""
+    """Return a segment's text and times. Probabilities are omitted: their last digits depend on the other rows."""
     words = [{"word": word.word, "start": word.start, "end": word.end} for word in segment.words or ()]
     fields = {"start": segment.start, "end": segment.end, "text": segment.text}
     return fields | ({"words": words} if words else {})

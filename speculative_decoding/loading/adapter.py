@@ -1,4 +1,4 @@
-"""Merges LoRA adapters, which are folders of low-rank updates saved by PEFT, into their base models like PEFT.
+"""Merges LoRA adapters, which are folders of low-rank updates saved by PEFT, into their base models, as PEFT would.
 
 Tensor names follow PEFT 0.21 and older: `base_model.model.`, the module's name in transformers, and one of `PARTS`.
 """
@@ -152,7 +152,7 @@ class Adapter:
 
     @classmethod
     def open(cls, folder: Path) -> Adapter:
-        """Open a folder. Raises `InputError` or `CheckpointError` if it holds no adapter that can be merged."""
+        """Open a folder. Raises `InputError` or `CheckpointError` if it contains no adapter that can be merged."""
         if not (folder / ADAPTER_CONFIG).is_file():
             raise InputError(
                 f"{shown_name(folder)}: has no {ADAPTER_CONFIG}", "adapter", "name the folder that PEFT saved"
@@ -265,7 +265,7 @@ class Merging:
             self._replace(tensor, f"{match['module']}.{match['saved']}")
 
     def _find(self, tensor: str, name: str) -> str:
-        """Return the base's name for the tensor that transformers calls `name`. The error message names `tensor`."""
+        """Return the base's name for the tensor called `name` in transformers. The error message names `tensor`."""
         for each in (name, name.removeprefix("model."), name.replace(".text_model.", ".", 1)):
             if each in self._used or each in self._base:
                 return each
