@@ -94,7 +94,7 @@ def result_of(requests: Sequence[Request]) -> GenerationResult:
 
 
 class Engine:
-    """Decodes up to `slots` requests at a time; with beams, a slot has `num_beams` rows.
+    """Decodes up to `slots` requests at a time. With beam search, each slot has `num_beams` rows.
 
     `submit` only queues a request. `step` encodes waiting requests when a slot is free, at most one for each slot, and
     then runs a round. Therefore, no more than `slots` encoded requests wait for a slot.
@@ -220,7 +220,7 @@ class Engine:
         """Give free slots to waiting requests, then run one round for all requests that have a slot."""
         if self._widths.refine is not None and not self.waiting:
             decoding = [request for request in self._requests if request is not None]
-            if decoding and all(request.stats.generated_tokens for request in decoding):  # to delay no first token
+            if decoding and all(request.stats.generated_tokens for request in decoding):  # never delays a first token
                 self._widths.refine(len(self._requests))
         if self.waiting or None in self._requests:
             self._fill()
@@ -332,7 +332,7 @@ class Engine:
                 self._encoded.append((request, encoder_outputs[source]))
 
     def _finite(self, sources: Sequence[Source], outputs: list[mx.array]) -> list[mx.array]:
-        """Return outputs of sources that were encoded together. If one is not finite, encode the sources one by one.
+        """Return the outputs of sources encoded together. If any is not finite, encode the sources one by one.
 
         Non-finite values in the padding would corrupt the outputs of shorter sources, because 0 * inf is NaN.
         """

@@ -37,7 +37,7 @@ class Name(str):
 
 
 def shown(value: object, name: Callable[[str], str] = str) -> str:
-    """Return a text, `Message`, `Name` or other value as text. name: returns a front end's name for an option."""
+    """Convert a value to a string for display. name: maps an option's Python name to the name used by a front end."""
     if isinstance(value, Message):
         values = value.values
         return PLACEHOLDER.sub(lambda found: shown(values.get(found[1], Name(found[1])), name), value.template)
@@ -45,7 +45,7 @@ def shown(value: object, name: Callable[[str], str] = str) -> str:
 
 
 def joined(separator: str, texts: Iterable[str | Message]) -> Message:
-    """Return a single message with a separator between the parts."""
+    """Join strings or messages into one message, with a separator between them."""
     values = {f"text{i}": text for i, text in enumerate(texts)}
     return Message(separator.join(f"{{{key}}}" for key in values), **values)
 
@@ -78,7 +78,7 @@ class InputError(ValueError):
     `InputError(Message("has no effect without {word_timestamps}"), "clip_timestamps", "turn them on")`.
 
     problem: What is wrong, with the value that was given.
-    field: The Python name of the option or parameter that the error is about.
+    field: The Python name of the option or parameter to which the error refers.
     way_out: What to do instead.
     """
 
@@ -128,7 +128,7 @@ def one_line(text: str) -> str:
 def similar_names(
     name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6, key: Callable[[str], str] = str
 ) -> list[str]:
-    """Return the known names that `name` may misspell, best first. A long text has none: comparing it takes seconds.
+    """Return the known names that `name` may misspell, best first; none if it is long, to avoid a slow comparison.
 
     cutoff: the minimum similarity, from 0 to 1.
     key: returns the part of a name that is compared. Of several names with the same part, only the first is used.

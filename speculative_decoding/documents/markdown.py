@@ -1,8 +1,8 @@
 """Parses Markdown: CommonMark with tables, strikethrough and front matter.
 
-The text of paragraphs, headings and cells is decoded. markdown-it-py finds the blocks, and this module locates their
-text in the document, after the markup of lists and quotes. Everything else is copied: code, HTML blocks, link reference
-definitions, formulas, and the markup around the text of a block.
+The text of paragraphs, headings and table cells is decoded. markdown-it-py finds the blocks, and this module locates
+each block's text in the document, after any list and quote markup. Everything else is copied: code, HTML blocks, link
+reference definitions, formulas, and the markup around the text of a block.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Outline(StateBlock):
     """The position of each block's text in a document.
 
     During parsing, markdown-it-py moves the start of each line after the markup of the enclosing lists and quotes. At
-    the end of each block, `push` records these starts. Events are discarded, so memory depends on the number of blocks.
+    the end of each block, `push` records these starts. Events are discarded, so memory use depends on the number of
+    blocks.
     """
 
     def __init__(self, text: str) -> None:
@@ -85,7 +86,7 @@ class Outline(StateBlock):
         PARSER.block.tokenize(self, min(first, self.lineMax), self.lineMax)
 
     def contents(self, text: str) -> Iterator[Content]:
-        """Yield the content of each block with text, in order."""
+        """Yield the content of each block that has text, in order."""
         recorded = self._recorded
         index = 0
         while index < len(recorded):
@@ -98,7 +99,7 @@ class Outline(StateBlock):
             yield Content.of_cell(text, spans[0], line) if is_cell else Content.of_lines(text, spans, line)
 
     def push(self, ttype: str, tag: str, nesting: int) -> Event:
-        """Begin an event, and record the position of the previous event, which is complete now."""
+        """Begin an event, and record the position of the previous event, which is now complete."""
         if self.tokens and self.tokens[-1].type == "inline" and self.tokens[-1].content:
             self._record(self.tokens[-1], tag)
         self.tokens.clear()

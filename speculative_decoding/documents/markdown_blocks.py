@@ -1,7 +1,7 @@
 """Rules for markdown-it-py that parse blocks of Markdown dialects: admonitions, tabs, callouts, and formulas.
 
-The title of a block is decoded, the rest of its line is copied, and its content is parsed as Markdown. Formulas are
-copied.
+A block's title is decoded, the rest of the title line is copied, and the block's content is parsed as Markdown.
+Formulas are copied.
 """
 
 from __future__ import annotations

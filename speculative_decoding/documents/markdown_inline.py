@@ -43,7 +43,7 @@ UNTRANSLATED = re.compile(r"""\stranslate\s*=\s*["']?no\b""", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Content:
-    """The text of a block without the markup of lists, quotes and tables around it.
+    """The text of a block, without the list, quote and table markup around it.
 
     Args:
         text: The document.
@@ -278,7 +278,7 @@ class Inline:
         self.parts.append(Close(raw, index))
 
     def _drop_unclosed(self) -> None:
-        """Within the markup that ends here, replace HTML tags that have no end tag with points."""
+        """Within the markup that ends here, turn HTML tags without an end tag into points."""
         while self._opened and self._opened[-1][1]:
             index, _ = self._opened.pop()
             self.parts[index] = Point(self.parts[index].raw)
@@ -299,7 +299,7 @@ def kept(text: str, raw: str) -> Kept | Point:
 
 
 def single_spaced(parts: Iterable[Literal | Token]) -> list[Literal | Token]:
-    """Replace white space that follows other white space with points, as around an image or at the end of a line."""
+    """Turn white space that follows other white space into points, as around an image or at the end of a line."""
     found: list[Literal | Token] = []
     starts_line = after_space = True
     for part in parts:
@@ -321,7 +321,7 @@ def single_spaced(parts: Iterable[Literal | Token]) -> list[Literal | Token]:
 
 
 def end_without_space(parts: list[Literal | Token]) -> None:
-    """Replace white space at the end of the text with a point."""
+    """Turn white space at the end of the text into a point."""
     index = len(parts) - 1
     while index >= 0 and not isinstance(last := parts[index], Literal) and not last.text:
         index -= 1

@@ -1,4 +1,4 @@
-"""Parses ICU messages: the texts of "{n, plural, one {# file} other {# files}}" are decoded, and the syntax is copied.
+"""Parses ICU messages: the text in "{n, plural, one {# file} other {# files}}" is decoded, and the syntax is copied.
 
 The grammar is that of ICU's class MessagePattern in DOUBLE_OPTIONAL mode. An apostrophe starts a quotation only before
 a special character, and two apostrophes stand for one.

@@ -140,7 +140,7 @@ class Document:
         file: The document.
         output: The file to write; None writes to standard output.
         options: How to read it.
-        findings: The findings of the document. Empty until all of its parts have been written.
+        findings: The findings for the document. Empty until all of its parts have been written.
     """
 
     file: DocumentFile
@@ -149,7 +149,7 @@ class Document:
     findings: list[Finding] = field(default_factory=list)
 
     def check(self, stack: ExitStack) -> None:
-        """Read the document once to validate it. Raises `InputError`. stack: closes a document that must stay open."""
+        """Read the document once to validate it. Raises `InputError`. stack: closes a document that stays open."""
         format = FORMATS[self.file.format]
         parse = format.parse  # imports packages that may not be installed
         if not self.file.can_reopen:

@@ -65,14 +65,14 @@ def loops(text: str) -> Iterator[Loop]:
 
 
 class DocumentFindings:
-    """The findings of a document: those of its parts, and outputs of unusual length."""
+    """The findings for a document: those for its parts, and those for outputs of unusual length."""
 
     def __init__(self) -> None:
         self._findings: list[Finding] = []
         self._ratios = LengthRatios()
 
     def add(self, part: Literal | Piece, decoded: DecodedPiece | None) -> None:
-        """Add the findings of a part. decoded: its output if it is a piece."""
+        """Add the findings for a part. decoded: its output if it is a piece."""
         if isinstance(part, Literal):
             self._findings += [] if part.finding is None else [part.finding]
         elif decoded is not None:
@@ -84,7 +84,7 @@ class DocumentFindings:
 
 
 class LengthRatios:
-    """The ratio of output length to source length for each piece of a document, in twelve bytes each."""
+    """The ratio of output length to source length for each piece of a document, using twelve bytes per piece."""
 
     def __init__(self) -> None:
         self._lines = array("q")

@@ -77,7 +77,7 @@ class Piece:
 
     @cached_property
     def marks(self) -> list[Mark]:
-        """All inline markup, points and kept texts, in the order of their first tokens."""
+        """All inline markup, points and kept text, in the order of their first tokens."""
         opened: dict[int, int] = {}  # the markup's number -> its index in `found`
         found: list[Mark] = []
         position = 0
@@ -125,7 +125,7 @@ def parts_of(lines: Iterable[str], options: DocumentOptions, language: str) -> I
 def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piece]:
     """Divide a block into sentences or lines, or make it a single piece. Code, formulas and numbers become literals.
 
-    The texts of an ICU message are divided separately, and its syntax is copied.
+    Each text in an ICU message is divided separately, and the message's syntax is copied.
     """
     areas = [(0, len(block.text))]
     if parts := message_parts(block.text):
@@ -232,7 +232,8 @@ def around_tokens(piece: Piece, spans: Iterable[Span]) -> list[Span]:
 def divide(whole: Block | Piece, spans: Sequence[Span]) -> Iterator[Piece | Literal]:
     """Yield a piece for each span of the text, and a literal for each nonempty gap between spans.
 
-    Markup that begins at the start of a span or ends at its end belongs to the piece, unless it encloses all of it.
+    Markup that begins at the start of a span or ends at its end belongs to the piece, unless the markup encloses the
+    whole piece.
     """
     line = whole.line
     for number, tokens in enumerate(with_own_markup(cut(whole.tokens, spans))):
@@ -247,7 +248,7 @@ def divide(whole: Block | Piece, spans: Sequence[Span]) -> Iterator[Piece | Lite
 def cut(tokens: Iterable[Token], spans: Sequence[Span]) -> list[list[Token]]:
     """Divide tokens at the borders of spans. Returns the tokens of each gap and span in order, with gaps at both ends.
 
-    A token without text is grouped with the text after it. Only plain text is divided.
+    A token without text is grouped with the text after it. Only tokens of plain text are divided.
     """
     borders = [border for span in spans for border in span]
     segments: list[list[Token]] = [[]]

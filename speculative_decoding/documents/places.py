@@ -19,14 +19,14 @@ MAX_MARKS = 256  # maximum number of marks placed in a piece; each mark is compa
 MAX_ENCLOSED = 16  # maximum number of a piece's enclosed texts that are decoded to place markup
 MAX_TRIED = 4 * MAX_ENCLOSED
 FINAL = " .!?:;,\u3002\uff01\uff1f"
-MAX_CANDIDATES = 64  # maximum number of occurrences of a text in an output
+MAX_CANDIDATES = 64  # maximum number of a string's occurrences in an output
 JOINER = r"['\u2019.,:\u2010\u2011-]"  # a punctuation mark within a word or a number
 DIVIDED = re.compile(rf"{LETTER}{JOINER}?\n{JOINER}?{LETTER}")  # "\n" represents the position
 NEAR = 12  # maximum distance of a point from its relative position to match its surroundings, in characters
 
 
 def enclosed_texts(piece: Piece) -> list[str]:
-    """Return the texts that markup encloses. Their outputs are searched for in the output of the piece."""
+    """Return the strings that markup encloses. The piece's output is searched for the outputs of these strings."""
     kept = {(mark.start, mark.end) for mark in piece.marks if mark.is_kept}
     found = dict.fromkeys(
         text
@@ -129,11 +129,11 @@ def is_consistent(mark: Mark, place: Span, other: Mark, other_place: Span) -> bo
 
 
 def occurrences(wanted: str, output: str, words: tuple[bool, bool], *, exact: bool) -> Iterator[Span]:
-    """Yield the spans at which a text occurs in an output.
+    """Yield the spans at which a string occurs in an output.
 
     Args:
-        wanted: The text.
-        words: Whether it must start at the start of a word, and whether it must end at the end of a word.
+        wanted: The string.
+        words: Whether it must begin at the beginning of a word, and whether it must end at the end of a word.
         exact: Whether case matters.
     """
     pattern = re.compile(f"(?=({re.escape(wanted)}))", 0 if exact else re.IGNORECASE)  # matches may overlap

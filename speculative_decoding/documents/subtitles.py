@@ -162,7 +162,7 @@ def with_text(cue: Cue, before: str, text: str) -> tuple[Cue, str]:
 
 
 def seconds(clock: str) -> float:
-    """Convert a clock to seconds. A sign before the first field applies to all fields, any other sign to its field."""
+    """Convert a time to seconds. A sign before the first field applies to all fields, others to their own field."""
     sign = -1 if clock.lstrip().startswith("-") else 1
     fields = re.split(SEPARATOR, clock.replace("-", "") if sign < 0 else re.sub("0+-", "-", clock))
     has_fraction = len(fields) == 4 or re.findall(SEPARATOR, clock)[-1] not in ":\uff1a"
@@ -368,7 +368,7 @@ def split(tokens: Iterable[Token | Literal]) -> Iterator[tuple[list[Token], str]
 
 
 def inner_tokens(tokens: list[Token]) -> tuple[str, list[Token], str]:
-    """Return the tokens without markup around all of their text, and the raw text before and after them."""
+    """Return the tokens without markup that encloses all of their text, and the raw text before and after them."""
     texts = [index for index, token in enumerate(tokens) if token.text.strip()]
     if not texts:
         return raw_of(tokens), [], ""

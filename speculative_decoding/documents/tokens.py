@@ -112,7 +112,7 @@ class Block:
 
     Args:
         tokens: Its content.
-        line: The line of the document on which it begins, from 1.
+        line: The number of the document's line on which it begins, from 1.
         write: Escapes decoded text for the document, for example "&" as "&amp;". The default returns it unchanged.
         write_start: Escapes text that `write` returned once more if it starts a line. The default returns it unchanged.
     """

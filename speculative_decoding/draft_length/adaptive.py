@@ -16,7 +16,7 @@ from .passes import TYPICAL_TOKENS, RoundCosts
 LONGEST = 16
 LONGEST_COPY = 63  # fills the widest pass; copied tokens need no computation, so only the pass limits their number
 COPIES = (COPY, TEXT, MEMORY)
-COPY_POSITIONS = 4  # a copy's acceptance hardly changes with the position, so all later positions are counted together
+COPY_POSITIONS = 4  # acceptance of a copy hardly depends on the position, so all later positions are counted together
 OPTIMISM = 0.7  # fraction by which a prior, which was measured on other text, is moved towards 1
 DECAY = 0.994  # each round multiplies the weight of past observations by this factor
 IDLE_DECAY = 0.9965  # the same factor for kinds that are currently not drafted
@@ -25,12 +25,12 @@ WORTHWHILE = 1.05  # minimum predicted speedup; allows for errors in the measure
 
 
 class Acceptance:
-    """Estimates, for one kind of draft, the acceptance of each position given that all earlier ones were accepted.
+    """Estimates each position's acceptance rate for one kind of draft, given that all earlier positions were accepted.
 
     The last position also represents all positions beyond it.
 
     Args:
-        prior: The acceptance of each position on held-out text, if known. The estimate for a position with few
+        prior: The acceptance rate of each position on held-out text, if known. The estimate for a position with few
             observations is based on the preceding position.
         longest: The number of positions.
     """
@@ -79,10 +79,10 @@ class Acceptance:
 class AdaptiveLength(DraftLength):
     """Chooses lengths for all rows together, because the longest draft determines the width of the target's pass.
 
-    A round whose longest draft has w tokens, after m steps of a draft model, takes pass(w + 1) + start + m step
+    A round whose longest draft has w tokens, after m steps of a draft model, takes pass(w + 1) + start + m * step
     seconds. It yields 1 + a_1 + a_1 a_2 + ... tokens for each row, up to its draft length (Leviathan et al. 2023,
-    section 3.3, with an acceptance per position and measured costs). Copies need no model step, so this class chooses
-    the pair (w, m) with the most tokens per second.
+    section 3.3, with one acceptance rate per position and measured costs). Copies need no model step, so this class
+    chooses the pair (w, m) with the most tokens per second.
 
     If no draft promises a speedup, nothing is drafted until past observations have faded enough for the prior to
     promise one. The worse or more expensive a draft is, the longer it takes until it is retried.

@@ -1,11 +1,11 @@
 """Measures the costs of passes and drafts on this device.
 
-1. The first request measures only for `START_SECONDS`, because its first token must wait. The costs of all other widths
-   are estimated from those that were measured.
+1. The first request measures only for `START_SECONDS`, because its first token must wait for the measurement. The costs
+   of all other widths are estimated from those that were measured.
 2. A cost is rough until several timings agree. Each later round times one rough cost again, within a time limit per
    process.
-3. Wider passes are timed only in later rounds, and only if a draft-length policy requests it. They are not used before
-   they are timed.
+3. Wider passes are timed only in later rounds, and only if a draft-length policy requests them. They are not used
+   before they are timed.
 4. At the user's request, all costs except those of wider passes are measured until none is rough.
 
 Measurements are stored, so most processes only read them.
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from .exact_widths import ExactWidths
     from .probe import Probe
 
-START_SECONDS = 0.15  # maximum before the first token, for each number of rows
-FULL_SECONDS = 2.0  # maximum if the user requests a measurement
+START_SECONDS = 0.15  # approximate limit before the first token, for each number of rows
+FULL_SECONDS = 2.0  # approximate limit if the user requests a measurement
 ROUNDS_BEFORE_REFINING = 64  # if this process's first token had to wait for a measurement
 
 DRAFT = 0  # represents the draft where a width is expected
@@ -99,7 +99,7 @@ class Calibration:
         self._refined.discard(key)
 
     def refine(self, rows: int, *, exact: bool = False) -> None:
-        """Time one pass or draft whose cost is rough again, or a wider pass for the first time.
+        """Repeat the timing of one pass or draft whose cost is rough, or time a wider pass for the first time.
 
         Called between rounds, when no request is waiting for its first token. A process stops refining once it has
         spent `CalibrationStore.refine_seconds`.

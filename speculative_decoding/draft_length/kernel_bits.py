@@ -54,7 +54,7 @@ class KernelBits:
     def of_passes(self, shapes: Sequence[Shape]) -> dict[Shape, Bits]:
         """Return the output bits of each product and each attention in passes of these shapes.
 
-        This needs memory for a copy of the largest weight.
+        This requires memory for a copy of the largest weight.
         """
         found: dict[Shape, Bits] = {shape: [] for shape in shapes}
         for kernels in (self._products(), self._attentions()):

@@ -158,7 +158,7 @@ class Probe:
         return self._decode(self._model.make_cache(encoder_output), width, FEW_POSITIONS, [0])[0]
 
     def _decode(self, cache: DecoderCache, width: int, count: int, rows: Sequence[int]) -> list[Bits]:
-        """Decode at least `count` tokens in passes of this width. Returns each row's bits for these `count`."""
+        """Decode at least `count` tokens in passes of this width. Returns bits of each row's first `count` tokens."""
         logits = []
         for start in range(0, count, width):
             tokens = mx.array([self._ids[start : start + width]] * cache.rows, mx.uint32)
@@ -183,7 +183,7 @@ class Probe:
         return cache
 
     def _new_cache(self) -> DecoderCache:
-        """An empty cache for one row. For an audio window, a few positions are projected, and the results repeated."""
+        """An empty cache for one row. For an audio window, only a few positions are projected and then repeated."""
         (encoder_output,) = self._model.encode_rows([self._source(0)])
         if self._model.audio is None:
             return self._model.make_cache(encoder_output)

@@ -24,10 +24,10 @@ from ..runs.places import atomic_write
 
 CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
 FORMAT = 2
-COMPARISON = 2  # version of the comparison; if a job that was started with another version is resumed, this is reported
+COMPARISON = 2  # version of the comparison; resuming a job that was started with another version reports the difference
 PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 ENOUGH_TIMINGS = 8  # number of timings after which a cost is no longer rough
-CONFIRMED = 3  # number of timings that suffices if the last one agrees with the fastest
+CONFIRMED = 3  # number of timings that are sufficient if the last one agrees with the fastest
 AGREEMENT = 1.1
 MEASUREMENTS = (
     "passes",
@@ -42,7 +42,7 @@ Draft = Sequence[float]  # costs (step, start, prefill) of `RoundCosts`
 
 
 class CalibrationStore:
-    """The measurements of a target on a device, kept in a file of the cache folder if possible.
+    """The measurements of a target on a device, kept in a file in the cache folder if possible.
 
     Only the fastest of repeated timings counts, because the slower ones were delayed by other programs. If the file
     cannot be read or written, the user is warned once, and measurements last only as long as the process.

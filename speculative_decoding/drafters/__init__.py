@@ -124,7 +124,7 @@ def choose_drafter(
 def checked_draft(
     draft: EncoderDecoder | DraftHead, target: EncoderDecoder, vocabulary: DraftVocabulary | None = None
 ) -> DraftModel | DraftHead:
-    """Return the draft, limited to a vocabulary. Raises `InputError` if its tokens are not the target's."""
+    """Limit a draft model or head to a vocabulary. Raises `InputError` if its tokens are not the target's."""
     if isinstance(draft, DraftHead):
         return draft if vocabulary is None else draft.with_frequent(vocabulary.ids)
     from .draft_model import DraftModel

@@ -1,4 +1,4 @@
-"""The interface of drafters: views of requests, drafts, and the base classes."""
+"""The drafter interface: views of requests, drafts, and the base classes."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class BatchDrafter(ABC):
     """
 
     def use_cache(self, cache: DecoderCache) -> None:  # noqa: B027
-        """Receive the target's cache before any other call. The drafter may only set its `recorded_layers`."""
+        """Receive the target's cache before any other call. The drafter may only set the cache's `recorded_layers`."""
 
     @abstractmethod
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
@@ -189,7 +189,7 @@ class BatchDrafter(ABC):
 
     @abstractmethod
     def propose(self, counts: Mapping[RequestView, int], slots: int) -> Draft:
-        """Return a draft with `slots` rows. Rows without one of these requests stay empty.
+        """Return a draft with `slots` rows. Rows without a request in `counts` stay empty.
 
         counts: The maximum number of tokens to draft for each request, at least 1.
         """

@@ -52,7 +52,7 @@ class DraftVocabulary:
         """
         least_pairs = 2
         frequent = cls.most_frequent(size, (output for _, output in pairs), eos_token_ids).ids
-        sources_of = defaultdict[int, list[list[int]]](list)  # output id -> the ids of each source that leads to it
+        sources_of = defaultdict[int, list[list[int]]](list)  # output id -> one list of source ids per pair
         source_counts = Counter[int]()
         for source, output in pairs:
             distinct = sorted(set(source))

@@ -4,8 +4,8 @@ No model runs.
 
 A copy is chosen in three steps:
 
-1. Each text is searched for the last n tokens of the output, for the largest n for which they occur in the text. The
-   tokens that follow them there are a `Match` of length n.
+1. Each text is searched for the last n tokens of the output, with n as large as possible. The tokens that follow such
+   an occurrence are a `Match` of length n.
 2. From earlier matches of similar length in the same text, `CopyChances` estimates how likely a copied token is to be
    right. The match with the highest chance is copied.
 3. The copy is truncated where the chance that all of its tokens are right falls below `min_chance`.

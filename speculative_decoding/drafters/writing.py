@@ -1,9 +1,10 @@
-"""Drafts from a model with another vocabulary. It writes its own output, and the text of that output is the draft.
+"""Drafts from a model with another vocabulary: the model writes its own output, whose text is the draft.
 
 Universal assisted generation (Timor et al. 2025, 2502.05202) re-encodes each draft of a decoder-only model. Here the
 draft model decodes the whole output by itself, greedily and independently of the target, but only as far ahead as the
-next draft needs. The text is followed like any draft text (draft_text.py), so a difference costs no draft-model step.
-If the target's output has permanently diverged from the text, the draft model starts again from the committed tokens.
+next draft needs. The text is followed like any draft text (draft_text.py), so a difference requires no draft-model
+step. If the target's output has permanently diverged from the text, the draft model starts again from the committed
+tokens.
 
 This module is independent of models and tokenizers, which a `DraftWriter` encapsulates.
 """
@@ -46,7 +47,7 @@ class Written(Followable, Protocol):
 
     @property
     def size(self) -> int:
-        """The number of ids in the text, to which positions refer."""
+        """The number of ids in the text. Positions refer to these ids."""
 
     def update(self) -> None:
         """Update the text with the tokens written since the last update."""
@@ -80,7 +81,7 @@ class Row:
         self.written: Written | None = None  # None before the first draft
         self.is_possible = True  # whether the draft model can read this request
         self._patience = PATIENCE
-        self._is_useful = True  # whether the output has followed the text since it was started
+        self._is_useful = True  # whether a committed token has matched the text since the last start
 
     def start(self, writer: DraftWriter) -> None:
         """Start a new output from the committed tokens."""
@@ -94,7 +95,7 @@ class Row:
         self._num_read = -1  # number of written tokens already included in the text
         self._num_useful = 0  # number of these up to the last token that made the text longer
         self._follower: Follower = written.follow()
-        self._limit = 0  # the number of ids that the text may have for the next draft
+        self._limit = 0  # maximum number of ids in the text for the next draft
         self._followed = 1 + written.num_skipped  # number of decoder tokens that the follower has or does not need
         self._lost = 0  # number of committed tokens in a row without a place in the text
         self._read_from = len(self.request.decoder_tokens)  # the tokens before this index are the draft model's prefix

@@ -116,7 +116,7 @@ def batch(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
 
 
 def shares_lines(chosen: argparse.Namespace, processes: ProcessGroup | None) -> bool:
-    """Return whether several processes share the lines, not the target. Raises `InputError` for invalid flags."""
+    """Return whether processes share the lines rather than the target. Raises `InputError` for invalid flags."""
     share = flags_from(BatchFlags, chosen).parallel
     if processes is None:
         if share is not None:
@@ -290,7 +290,7 @@ def scheduler_of_all_ranks(scheduler: RowScheduler, slots: int, processes: Proce
 
 
 def run_with_progress(job: Job, input_bytes: int | None, files: BatchFlags) -> None:
-    may_be_bar = files.output is not None or not sys.stdout.isatty()  # a bar would clutter records on the screen
+    may_be_bar = files.output is not None or not sys.stdout.isatty()  # a bar would disturb records on screen
     with progress(may_be_bar=may_be_bar) as show:
         for totals in job.run():
             show(totals.input_bytes, input_bytes, job_progress(totals))

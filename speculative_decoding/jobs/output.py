@@ -28,7 +28,7 @@ cannot_resume = partial(LOG_FORMAT.refusal, option="resume")
 
 
 class ResumableOutput:
-    """An output file. Call `open`, `remaining` to skip the lines that have a record, `begin`, and `write` for the rest.
+    """An output file. Call `open`, `remaining` (to skip lines with a record), `begin`, and `write` for each new record.
 
     Attributes:
         log: The log, with the settings that the output depends on.
