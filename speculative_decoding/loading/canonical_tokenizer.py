@@ -1,4 +1,4 @@
-"""Writes a tokenizer as one tokenizer.json, after checking that `tokenizers` alone gives the reference's results."""
+"""Writes a tokenizer as a single tokenizer.json, after checking that `tokenizers` alone reproduces the reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDS = 64  # ids per decoded run
 UNIGRAM, BPE = 1, 2  # SentencePiece's model types
 NORMAL, USER_DEFINED, UNUSED = 1, 4, 5  # SentencePiece's piece types
 
-# Texts that reveal differences between tokenizers that agree on plain sentences. Used in conversion and tests.
+# Strings that expose differences between tokenizers that agree on plain sentences. Used by conversion and tests.
 HARD_TEXTS = (
     "",
     " ",
@@ -62,7 +62,7 @@ HARD_TEXTS = (
 def canonical_tokenizer(source: Path) -> FastTokenizer | None:
     """Load a folder's tokenizer, and return an equivalent one that needs only a tokenizer.json, or None.
 
-    Notes report differences between the folder's files, and explain a result of None.
+    Prints a note if the folder's files disagree with each other, or if the result is None.
     """
     reference = load_tokenizer(source)
     assert isinstance(reference, FolderTokenizer)
@@ -95,12 +95,12 @@ def copy_tokenizer(source: Path, output: Path) -> dict[str, Any] | None:
 
 
 def prove(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
-    """Return a `FastTokenizer` that equals the reference. If there is none, print the reason and return None."""
+    """Return a `FastTokenizer` equivalent to the reference. If there is none, print the reason and return None."""
     try:
         fast = candidate(reference, source)
         found = None if fast is None else next(differences(reference, fast), None)
         problem = "cannot express it" if fast is None else found and f"gives another result for {found}"
-    except InputError as error:  # an unusual model that only SentencePiece accepts
+    except InputError as error:  # an unusual model that only SentencePiece can load
         problem = f"rejects it: {error}"
     if problem is None:
         return fast
@@ -134,12 +134,12 @@ def differences(reference: FolderTokenizer, other: FolderTokenizer) -> Iterator[
 
 
 def texts_with(tokens: Iterable[str]) -> list[str]:
-    """Return a text for each of these added tokens, which contains it between spaces and between letters."""
+    """Return a test string for each added token, in which the token occurs between spaces and between letters."""
     return [f"a {token} b{token}c  {token}  d" for token in tokens]
 
 
 def result_of(encode: Callable[[str], list[int]], text: str) -> list[int] | None:
-    """Return the ids of a text, or None if the tokenizer cannot encode it."""
+    """Return the token ids of a string, or None if the tokenizer cannot encode it."""
     try:
         return encode(text)
     except InputError:
@@ -155,7 +155,7 @@ def shortened(text: str) -> str:
 
 
 def added_tokens(tokenizer: FolderTokenizer) -> list[str]:
-    """Return the contents of the tokens at which the tokenizer splits a text."""
+    """Return the contents of the added tokens, at which the tokenizer splits its input."""
     if isinstance(tokenizer, SentencePieceTokenizer):
         return [token.content for token in tokenizer.added.values()]
     if isinstance(tokenizer, FastTokenizer):
@@ -164,7 +164,7 @@ def added_tokens(tokenizer: FolderTokenizer) -> list[str]:
 
 
 def candidate(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
-    """Return the tokenizer that conversion would write as a tokenizer.json, or None if there is none."""
+    """Return the tokenizer that conversion would write as tokenizer.json, or None if that format cannot express it."""
     backend: Any = None
     strips, ends_once = False, None
     with tokenizer_errors("its model"):
@@ -256,7 +256,7 @@ def subword_model(proto: Any, contents: Sequence[str], unknown_id: int) -> Any:
 
 
 def normalizer_of(spec: Any) -> Any:
-    """Return the normalizer for a `NormalizerSpec` of SentencePiece."""
+    """Return the normalizer for a SentencePiece `NormalizerSpec`."""
     from tokenizers import Regex, normalizers
 
     steps: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []

@@ -1,4 +1,4 @@
-"""The clean-up of spaces that `clean_up_tokenization_spaces` enables: "Hello , it 's" becomes "Hello, it's".
+"""The space clean-up that `clean_up_tokenization_spaces` enables: "Hello , it 's" becomes "Hello, it's".
 
 transformers applies it to decoded text, but not for BPE models, whose spaces are exact.
 """
@@ -18,7 +18,8 @@ REPLACEMENTS = (
     (" 've", "'ve"),
     (" 're", "'re"),
 )
-# All characters of unfinished matches. Only a final run of these can begin a match that later text completes.
+# All characters that can occur in an incomplete match. Only a trailing run of them can begin a match that later text
+# completes.
 OPEN = " 'nvr"
 
 
@@ -29,13 +30,13 @@ def clean_up(text: str) -> str:
 
 
 class StreamedCleanUp:
-    """Cleans up text that arrives in parts. Holds back the end of the text while later parts may change it."""
+    """Cleans up text that arrives in parts. Holds back the end of the text as long as later parts may change it."""
 
     def __init__(self) -> None:
         self._held = ""
 
     def add(self, text: str) -> str:
-        """Return the cleaned-up text that no later part can change."""
+        """Add a part, and return the cleaned-up text that no later part can change."""
         self._held += text
         start = len(self._held.rstrip(OPEN))
         space = self._held.find(" ", start)  # every replaced string starts with a space
@@ -44,6 +45,6 @@ class StreamedCleanUp:
         return clean_up(final)
 
     def finish(self) -> str:
-        """Return the rest of the text."""
+        """Return the remaining text, cleaned up."""
         held, self._held = self._held, ""
         return clean_up(held)

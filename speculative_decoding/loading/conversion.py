@@ -53,10 +53,10 @@ def convert(
     """Convert a local folder or a model on the Hub, and return the output folder.
 
     Args:
-        source: A folder, which needs no network, or a name on the Hub.
+        source: A local folder, or a name on the Hub.
         output: The folder to write; None means models/NAME.
         storage: Data type and quantization of the weights.
-        tokenizer: A folder, or a model on the Hub, whose tokenizer replaces the model's.
+        tokenizer: A folder or a model on the Hub whose tokenizer replaces the model's own.
         adapter: A LoRA adapter to merge: a folder, or a name on the Hub.
         revision: A branch, tag or commit on the Hub.
         force: Replace an existing `output`.
@@ -97,11 +97,11 @@ def convert(
 
 
 def find_source(source: str, output: Path | None, revision: str | None, force: bool) -> tuple[Path, str, Path]:
-    """Return the source's folder, downloaded if necessary, its name, and the output folder. See `convert`.
+    """Return the source's folder (downloaded if necessary), the source's name, and the output folder. See `convert`.
 
-    Raises `InputError` before a download if the output cannot be written.
+    Raises `InputError` before downloading anything if the output cannot be written.
     """
-    # Do not look up a known name on the Hub in models/, where an earlier conversion may have written the model.
+    # Do not look in models/ for the name of a known Hub model, because an earlier conversion may have written it there.
     folder = local_folder(source) if os.path.isdir(source) or not hub.is_known(source) else None
     if folder is not None and revision is not None:
         raise InputError(f"{revision} has no effect on the local folder {folder}", "revision", "leave it out")

@@ -25,9 +25,9 @@ from .load import WEIGHTS, ModelHandle, locate, open_model
 from .tokenizer_base import fingerprint
 
 KIND = "draft_head"
-VERSION = 2  # increase it when the fields or the computation of a head change
+VERSION = 2  # increase this when a head's fields or computation change
 CONFIG = "config.json"
-ATTENTION_OUTPUT = "o.weight"  # stored as for a target with a `value_scale` of 1
+ATTENTION_OUTPUT = "o.weight"  # stored as if the target's `value_scale` were 1
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class DraftHeadHandle:
     target: EncoderDecoder
 
     def load_weights(self) -> None:
-        """Load the weights in the target's type. The target's weights must be loaded already.
+        """Load the weights in the target's dtype. The target's weights must be loaded first.
 
-        Raises `CheckpointError` for NaN and infinity.
+        Raises `CheckpointError` if a weight is NaN or infinite.
         """
         dtype = self.target.embed(mx.array([[0]])).dtype
         factors = {ATTENTION_OUTPUT: 1 / self.target.value_scale}
@@ -57,7 +57,7 @@ class DraftHeadHandle:
 def open_draft(
     path_or_name: str | os.PathLike[str], target: ModelHandle, *, dtype: str | None = None
 ) -> ModelHandle | DraftHeadHandle:
-    """Open a draft model or a draft head of this target. Raises `InputError` for a head of another target."""
+    """Open a draft model or a draft head for this target. Raises `InputError` for a head trained for another target."""
     folder = locate(path_or_name)
     raw = checkpoints.read_config(folder) if (folder / CONFIG).is_file() else {}
     if raw.get("kind") != KIND:
@@ -101,7 +101,7 @@ def config_of(raw: Mapping[str, Any], folder: Path, facts: Mapping[str, Any]) ->
 
 
 def ids_by_source(raw: Any, folder: Path, vocab_size: int) -> Mapping[int, Sequence[int]]:
-    """Parse the mapping from source ids to the ids that they add to a draft's vocabulary."""
+    """Parse the mapping from each source id to the ids that it adds to the draft vocabulary."""
     try:
         found = {int(each): tuple(others) for each, others in raw.items()}
         if all(type(token) is int and 0 <= token < vocab_size for token in chain(found, *found.values())):
@@ -125,7 +125,7 @@ def target_facts(target: EncoderDecoder) -> dict[str, Any]:
 
 
 def require_same_target(raw: Mapping[str, Any], facts: Mapping[str, Any], folder: Path) -> None:
-    """Raise `InputError` unless the head belongs to the target with these `target_facts`."""
+    """Raise `InputError` unless the head was trained for the target with these `target_facts`."""
     theirs = raw.get("target")
     if not isinstance(theirs, dict):
         raise CheckpointError(f"{folder / CONFIG}: does not say which target the head belongs to")
@@ -155,8 +155,8 @@ def write_draft_head(
 ) -> None:
     """Write a head's folder, completely or not at all.
 
-    also: called with the folder, to write further files to it.
-    facts: further entries of the manifest.
+    also: called with the folder to write additional files to it.
+    facts: additional manifest entries.
     """
     from ..checkpoints.npz import write_npz
     from ..runs.places import atomic_directory

@@ -43,10 +43,10 @@ LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class UnknownModel(InputError):
-    """A name that may be misspelled: the Hub has no such model, or cannot be reached and its cache has no copy.
+    """A name that may be misspelled: the Hub has no such model, or is unreachable and the cache has no copy.
 
     reason: continues "model NAME: not a local folder, ".
-    is_unreached: whether the Hub did not answer, so the model may exist.
+    is_unreached: whether the Hub could not be reached, in which case the model may exist.
     """
 
     def __init__(self, name: str, reason: str, way_out: str, *, is_unreached: bool = False) -> None:
@@ -56,7 +56,7 @@ class UnknownModel(InputError):
 
 
 class HubError(Exception):
-    """An error of huggingface_hub. `reason` is the original exception, which may have any class."""
+    """An error raised by huggingface_hub. `reason` is the original exception, which may be of any class."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(str(reason))
@@ -89,7 +89,7 @@ class Snapshot:
         try:
             from huggingface_hub import get_cached_repo_tree
             from huggingface_hub.errors import CachedRepoTreeNotFoundError
-        except ImportError:  # an older version, which stores no list
+        except ImportError:  # an older version of huggingface_hub, which stores no list
             return set()
         with suppress(CachedRepoTreeNotFoundError):
             return {file.path for file in get_cached_repo_tree(self.name, revision=self.folder.name)}
@@ -98,9 +98,9 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The files of a model that conversion and loading read.
+    """Selects the files of a model that conversion and loading read.
 
-    gguf_file: a .gguf file of the model to use instead of other weights.
+    gguf_file: a .gguf file of the model to use instead of its other weights.
     only_tokenizer: whether to leave out the weights.
     """
 
@@ -108,15 +108,15 @@ class Wanted:
     only_tokenizer: bool = False
 
     def needed_files(self, files: Collection[str]) -> list[str]:
-        """Return the files to download, with only one set of weights."""
+        """Return the files to download, including only one set of weights."""
         return self.small_files(files) + self.weights(files)
 
     def small_files(self, files: Collection[str]) -> list[str]:
-        """Return the files of a model other than weights. A manifest is included only if conversion wrote it."""
+        """Return a model's files other than weights. A manifest is included only if conversion wrote it."""
         return [file for file in files if file in SMALL_FILES or (file == MANIFEST and CONVERTED_WEIGHTS in files)]
 
     def weights(self, files: Collection[str]) -> list[str]:
-        """Return the files of the weights: one file, or an index and its shards. Returns [] if there are no weights."""
+        """Return the weight files: a single file, or an index and its shards. Returns [] if there are no weights."""
         if self.only_tokenizer:
             return []
         if self.gguf_file is not None:
@@ -133,7 +133,7 @@ class Wanted:
         return gguf_files if len(gguf_files) == 1 else []
 
     def missing(self, files: Collection[str], listed: Collection[str]) -> list[str]:
-        """Return the files missing from a copy with `files`. listed: all files of the commit; empty if unknown."""
+        """Return the files missing from a copy that has `files`. listed: all files of the commit; empty if unknown."""
         if self.only_tokenizer:
             needed = [file for file in listed or files if file in TOKENIZER_FILES]
             return [file for file in needed if file not in files] if needed else ["its tokenizer"]
@@ -146,7 +146,7 @@ class Wanted:
         return missing + ([file for file in self.weights(listed) if file not in files] or ["its weights"])
 
     def require_some(self, name: str, files: Collection[str]) -> None:
-        """Raise `InputError` if a model with these files on the Hub cannot be used."""
+        """Raise `InputError` if a Hub model with these files cannot be used."""
         if self.only_tokenizer:
             if not any(file in files for file in TOKENIZER_FILES):
                 raise InputError(f"model {name!r} on the Hub has no tokenizer", way_out="name the model that it is for")
@@ -162,7 +162,7 @@ class Wanted:
 
 
 def is_whole(weights: Sequence[str]) -> bool:
-    """Return whether `Wanted.weights` found all shards, by the number of shards in their names."""
+    """Return whether `Wanted.weights` found all shards, judging by the shard count in their names."""
     totals = [int(shard[1]) for shard in map(SHARD.search, weights) if shard is not None]
     if totals:
         return len(totals) == max(totals)
@@ -179,12 +179,12 @@ def fetch(
     Args:
         name: organisation/model, or one of `FORMER_NAMES`.
         revision: A branch, a tag or a commit.
-        gguf_file: A .gguf file of the model to use instead of other weights.
-        only_tokenizer: Download no weights.
+        gguf_file: A .gguf file of the model to use instead of its other weights.
+        only_tokenizer: Whether to download only the tokenizer's files.
 
     Raises:
-        UnknownModel: The Hub has no such model, or it cannot be reached and the cache has no complete copy.
-        InputError: The model cannot be downloaded for another reason, or has no files that can be read.
+        UnknownModel: The Hub has no such model, or the Hub is unreachable and the cache has no complete copy.
+        InputError: The model cannot be downloaded for another reason, or contains no usable files.
     """
     wanted = Wanted(gguf_file, only_tokenizer)
     try:
@@ -211,7 +211,7 @@ def download(name: str, revision: str | None, wanted: Wanted) -> Path:
     listed = [file.rfilename for file in info.siblings or []]
     wanted.require_some(name, listed)
     files = wanted.needed_files(listed)
-    # All files come from one commit, which may have been downloaded already under another name of the model.
+    # All files come from one commit, which may already have been downloaded under another name of the same model.
     for each in dict.fromkeys((name, *other_names(name), info.id)):
         snapshot = Snapshot.find(each, info.sha)
         if snapshot is not None and snapshot.files().issuperset(files):
@@ -227,12 +227,12 @@ def download(name: str, revision: str | None, wanted: Wanted) -> Path:
 
 
 def write_reference(snapshot: Snapshot, revision: str | None) -> None:
-    """Record that a branch or tag points to this commit. huggingface_hub does so before a download is complete."""
+    """Record that a branch or tag points to this commit. huggingface_hub would do so before the download completes."""
     commit = snapshot.folder.name
     if revision == commit or Snapshot.find(snapshot.name, revision) == snapshot:
         return
     path = snapshot.folder.parents[1] / "refs" / (revision or DEFAULT_BRANCH)
-    with suppress(OSError):  # a cache that cannot be written can still be read
+    with suppress(OSError):  # a read-only cache is still usable
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         partial.write_text(commit, encoding="utf-8")
@@ -241,17 +241,17 @@ def write_reference(snapshot: Snapshot, revision: str | None) -> None:
 
 @contextmanager
 def hub_errors() -> Iterator[None]:
-    """Convert every error of huggingface_hub about the network, the Hub or the disk to a `HubError`.
+    """Convert every network, Hub or disk error that huggingface_hub raises to a `HubError`.
 
-    Errors of its HTTP client, which differs between versions, have no common class. Use this context
-    only for calls of huggingface_hub, so that bugs of this program are not mistaken for network errors.
+    Its HTTP client differs between versions, so the client's errors have no common class. Use this context only around
+    calls to huggingface_hub, so that bugs in this program are not mistaken for network errors.
     """
     clients = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
     of_clients = [error for client in clients for error in (client.HTTPError, client.InvalidURL)]
     try:
         yield
     # ValueError: a response that is not JSON, or an invalid proxy. KeyError: a response that lacks the fields of a
-    # model. ImportError: a proxy that needs another package. RuntimeError: errors of hf_xet.
+    # model. ImportError: a proxy that requires another package. RuntimeError: errors raised by hf_xet.
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, *of_clients) as error:
         raise HubError(error) from error
 
@@ -261,7 +261,7 @@ def explanation(name: str, revision: str | None, reason: Exception, lacking: Seq
     from huggingface_hub import constants, errors
 
     while isinstance(reason, errors.LocalEntryNotFoundError) and isinstance(reason.__cause__, Exception):
-        reason = reason.__cause__  # the library also searched its cache
+        reason = reason.__cause__  # huggingface_hub also searched its cache
     status = getattr(getattr(reason, "response", None), "status_code", None)
     model = f"model {name!r}"
     if isinstance(reason, errors.GatedRepoError):
@@ -303,7 +303,7 @@ def explanation(name: str, revision: str | None, reason: Exception, lacking: Seq
 
 
 def require_address() -> None:
-    """Raise `InputError` if HF_ENDPOINT keeps huggingface_hub, and thus transformers, from being imported."""
+    """Raise `InputError` if HF_ENDPOINT would make importing huggingface_hub, and thus transformers, fail."""
     address = os.environ.get("HF_ENDPOINT", "")
     try:
         urlsplit(address)

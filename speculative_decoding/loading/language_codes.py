@@ -1,4 +1,4 @@
-"""The language codes of the models whose SentencePiece files lack them, in the order of their tokens."""
+"""The language codes of models whose SentencePiece files do not contain them, in token order."""
 
 codes = str.split
 

@@ -1,4 +1,4 @@
-"""Languages by the names that models, files and people give them: eng_Latn, en_XX, en-US, <2en>, English."""
+"""Maps the names that models, files and people use for languages: eng_Latn, en_XX, en-US, <2en>, English."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..models.speech_languages import CODES, NAMES, code_of_language
 from .tokenizer_base import Vocabulary
 
 TAG = re.compile(r"<2([A-Za-z]{2,3}(?:_[A-Za-z]+)?)>|>>([A-Za-z]{2,3}(?:_[A-Za-z]+)?)<<")  # MADLAD, multilingual Marian
-# Codes of three letters (ISO 639-2 and 639-3, with the members that stand for a macrolanguage) and former codes -> the
-# code of two letters
+# Three-letter codes (ISO 639-2 and 639-3, including individual languages that stand for their macrolanguage) and former
+# codes -> two-letter code
 words = str.split
 SHORT = dict(
     pair.split(":")
@@ -34,35 +34,35 @@ tsn:tn tso:ts tuk:tk tur:tr uig:ug ukr:uk urd:ur uzb:uz uzn:uz ven:ve vie:vi vol
 ji:yi yor:yo zha:za zul:zu
 """)
 )
-ALIASES = {"zt": "zh-hant", "pb": "pt-br"}  # codes of LibreTranslate's own
-USUAL_SCRIPTS = {"zh": "hans"}  # of languages with several, if a code names none (CLDR's likely subtags)
+ALIASES = {"zt": "zh-hant", "pb": "pt-br"}  # codes that only LibreTranslate uses
+USUAL_SCRIPTS = {"zh": "hans"}  # language -> script, for codes that name none (CLDR's likely subtags)
 CHINESE_SCRIPTS = {"tw": "hant", "hk": "hant", "mo": "hant", "cn": "hans", "sg": "hans"}
 NO_REGION = ("xx", "zz")
 INTO = ("to", "into")
 KNOWN_CODES = NAMES.keys() | SHORT.keys() | set(SHORT.values())
-# Languages that are written in several scripts, so that a tag names the script
+# Languages that are written in several scripts, so their tags include the script.
 SEVERAL_SCRIPTS = {"zh", "sr", "uz", "az", "pa", "ks", "kr", "ku", "ace", "bjn", "min", "taq"}
 
 
 class Language(NamedTuple):
-    """A language, and its script and region as far as they are known, in lower case."""
+    """A language with its script and region, all in lower case. An unknown script or region is empty."""
 
     code: str
     script: str = ""
     region: str = ""
 
     def includes(self, other: Language) -> bool:
-        """Whether texts in the other language can be used for this one: en includes en-US, and the reverse."""
+        """Whether texts in the other language can be used for this one: en includes en-US, and en-US includes en."""
         return self.code == other.code and (self.script == other.script or not (self.script and other.script))
 
     @property
     def usual_script(self) -> str:
-        """Its script, or the one in which it is usually written, as far as they are known."""
+        """The language's script, or else the one in which it is usually written. Empty if neither is known."""
         return self.script or USUAL_SCRIPTS.get(self.code, "")
 
 
 def language_of(name: str) -> Language:
-    """Parse a name of a language. An unknown name is a language of its own."""
+    """Parse a language name. An unknown name is treated as a separate language."""
     name = name.strip().strip("_").lower()
     name = ALIASES.get(name, name)
     first, *others = re.split("[-_]+", name)
@@ -84,9 +84,9 @@ def language_tag(name: str) -> str:
 
 
 def languages_named(prefix: str) -> tuple[str | None, str | None]:
-    """Return the codes of the source's and the output's language, as far as a prefix names them.
+    """Return the codes of the source and output languages that a prefix names, each None if it is not named.
 
-    Names count wherever they are ("translate English to German: "), codes only as a pair ("en to de: ").
+    Names are recognized anywhere ("translate English to German: "), codes only in pairs ("en to de: ").
     """
     found = re.findall(r"\w+", prefix.lower())
     for source, between, target in zip(found, found[1:], found[2:], strict=False):
@@ -98,9 +98,9 @@ def languages_named(prefix: str) -> tuple[str | None, str | None]:
 
 
 def matching_language(code: str, codes: Iterable[str]) -> str | None:
-    """Return which of a tokenizer's codes means the language of `code`; None if there is none.
+    """Return the tokenizer's code for the language of `code`, or None if the tokenizer has none.
 
-    The same name is preferred, then the same script (zho_Hant for zh-TW, zho_Hans for zh), otherwise the first code.
+    An identical code is preferred, then one with the same script (zho_Hant for zh-TW, zho_Hans for zh), then the first.
     """
     wanted = language_of(code)
     known = [each for each in codes if language_of(each).code == wanted.code]
@@ -115,13 +115,13 @@ def matching_language(code: str, codes: Iterable[str]) -> str | None:
 
 
 def tag_language(piece: str) -> str | None:
-    """Return the language code of a piece that tells a model its output language, as <2de> or >>deu<<; else None."""
+    """Return the language code of a piece such as <2de> or >>deu<<, which selects the output language; else None."""
     match = TAG.fullmatch(piece.lstrip("▁"))
     return None if match is None else match[1] or match[2]
 
 
-@lru_cache(4)  # a vocabulary may have 250,000 pieces, and a session asks for each request
+@lru_cache(4)  # a vocabulary may have 250,000 pieces, and a session calls this for each request
 def language_tags(vocabulary: Vocabulary) -> dict[str, str]:
-    """Return the tags of a vocabulary, by language code."""
+    """Return a vocabulary's language tags, keyed by language code."""
     tags = (piece.lstrip("▁") for piece in vocabulary.pieces.values() if "<" in piece)
     return {code: tag for tag in tags if (code := tag_language(tag)) is not None}

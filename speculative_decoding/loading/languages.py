@@ -18,14 +18,14 @@ UNDERSCORES = r"__([a-z]{2,3}(?:_[A-Za-z]{2,4})?)__"  # the form in M2M-100, suc
 
 @dataclass(frozen=True)
 class Languages:
-    """Adds the language tokens of a multilingual model to the token ids of a text.
+    """Adds the language tokens of a multilingual model to a text's token ids.
 
-    NLLB-200, M2M-100 and mBART-50 use the order LANGUAGE ids END. mBART, and NLLB-200 with `legacy_behaviour`, use
-    ids END LANGUAGE.
+    The order is LANGUAGE ids END for NLLB-200, M2M-100 and mBART-50, and ids END LANGUAGE for mBART and for NLLB-200
+    with `legacy_behaviour`.
 
     ids: Language code -> token.
-    form: A regular expression that matches language tokens; its group is the code.
-    default: The source language if the caller names none.
+    form: A regular expression that matches language tokens and captures the code.
+    default: The source language if the caller does not specify one.
     is_last: Whether the language token follows the text.
     end: The end token.
     """
@@ -42,7 +42,7 @@ class Languages:
 
     @classmethod
     def from_record(cls, record: object, added: Mapping[int, Any], folder: Path) -> Languages:
-        """Find the same language tokens as `languages_of`. Raises `CheckpointError` for a damaged record."""
+        """Restore the languages that `languages_of` found. Raises `CheckpointError` for a damaged record."""
         tokens = {str(token): index for index, token in added.items()}
         match record:
             case {"form": str(form), "default": str(default), "is_last": bool(is_last)} if form in (PLAIN, UNDERSCORES):
@@ -52,11 +52,11 @@ class Languages:
         raise CheckpointError(f"{folder}: the languages in its manifest do not fit its tokenizer; convert it again")
 
     def wrap_source(self, ids: list[int], language: str | None) -> list[int]:
-        """Return the encoder's input ids for the ids of a text.
+        """Return the encoder's input ids for a text's token ids.
 
         language: None means `src_lang` of tokenizer_config.json, or English.
 
-        Raises `InputError` for a language that the model does not have.
+        Raises `InputError` for a language that the model does not support.
         """
         code = self.default if language is None else language
         if code not in self.ids:
@@ -65,7 +65,7 @@ class Languages:
         return [*ids, self.end, *token] if self.is_last else [*token, *ids, self.end]
 
     def wrap_output(self, ids: list[int]) -> list[int]:
-        """Return the decoder's output ids for the ids of a text. The language token is forced separately."""
+        """Return the decoder's output ids for a text's token ids. The language token is forced separately."""
         return [*ids, self.end]
 
 

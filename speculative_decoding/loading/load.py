@@ -1,4 +1,4 @@
-"""Opens a model by its folder or name: config, tokenizer, and a checkpoint whose weights are read later."""
+"""Opens a model, given its folder or name: the config, the tokenizer, and a checkpoint whose weights are read later."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:  # imported for adapters and for speech models
     from ..models.whisper_tokens import AudioConfig
     from .adapter import Adapter
 
-BUNDLED = Path(__file__).resolve().parents[2] / MODELS  # the models in the repository
+BUNDLED = Path(__file__).resolve().parents[2] / MODELS  # the models bundled with the repository
 WEIGHTS = "weights.npz"
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)
-# Takes a function that builds the model for one of N ranks, and the checkpoint. Returns this process's model and its
-# checkpoint.
+# Takes a function that builds a model for a given number of ranks, and the whole checkpoint. Returns this process's
+# part of the model and of the checkpoint.
 Shard = Callable[[Callable[[int], EncoderDecoder], Checkpoint], tuple[EncoderDecoder, Checkpoint]]
 LONG_QUANTIZED = 3e8  # bytes; quantizing more weights than this takes seconds
 
@@ -82,9 +82,9 @@ class ModelHandle:
 class Storage:
     """How weights are stored in a folder or in memory. Raises `InputError` for unsupported values.
 
-    The output head is not quantized, which halves the divergence at 4 bits.
+    The output head is never quantized. At 4 bits, this halves the divergence from the original model.
 
-    dtype: a name in `DTYPES`, or None for the type of the checkpoint.
+    dtype: a name in `DTYPES`, or None for the dtype of the checkpoint.
     quantize: bits per weight, or None.
     group_size: columns per group of quantized weights.
     """
@@ -111,19 +111,19 @@ def open_model(
     shard: Shard | None = None,
     beside: int = 0,
 ) -> ModelHandle:
-    """Open a folder, or a model on the Hub, which is downloaded if necessary.
+    """Open a local model folder, or a model on the Hub after downloading it if necessary.
 
     Args:
-        dtype: The type to compute in (default: `default_dtype`).
+        dtype: The dtype to compute in (default: `default_dtype`).
         quantize: Bits per weight.
         group_size: Columns per group of quantized weights.
-        gguf_file: Weights to use instead of the folder's: a path, or a name in the folder.
+        gguf_file: A GGUF file to use instead of the folder's weights: a path, or a file name in the folder.
         adapter: A LoRA adapter to merge: a folder, or a name on the Hub.
         shard: Reduces the model to this process's part, if several processes share it.
-        beside: The size in bytes of a target that is loaded with this model.
+        beside: The size in bytes of a target that is loaded alongside this model.
 
     Raises:
-        InputError: There is no such model, it exceeds the memory, or an argument is not supported.
+        InputError: The model does not exist or does not fit into memory, or an argument is not supported.
         CheckpointError: A file is damaged or unsupported.
     """
     folder = locate(path_or_name, gguf_file)
@@ -134,9 +134,9 @@ def open_model(
     storage = replace(storage, dtype=storage.dtype or default_dtype(checkpoint))
     opened_adapter = None if adapter is None else open_adapter(adapter)
     if opened_adapter is not None:
-        raw, checkpoint = opened_adapter.merge(raw, checkpoint)  # computes in float32 for weights of any type
+        raw, checkpoint = opened_adapter.merge(raw, checkpoint)  # merged in float32, whatever the dtype of the weights
     elif gguf is None and facts.get("dtype") == storage.dtype:
-        storage = replace(storage, dtype=None)  # the weights already have this type
+        storage = replace(storage, dtype=None)  # the weights already have this dtype
     original = raw, checkpoint
     model, raw, checkpoint = build_model(*original, storage, shard, unread=True)
     nbytes = weight_bytes(model, checkpoint)
@@ -162,7 +162,7 @@ def open_model(
 
 
 def resolved_audio(model: EncoderDecoder, audio: AudioConfig, folder: Path, raw: Mapping[str, Any]) -> AudioConfig:
-    """Return the audio config of a speech model with the fields of its tokenizer and generation_config.json."""
+    """Complete a speech model's audio config with values from its tokenizer and generation_config.json."""
     from ..models.whisper_tokens import resolved
 
     assert model.pieces is not None
@@ -182,7 +182,7 @@ def gguf_path(gguf_file: str, folder: Path) -> Path:
 def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, Any], Checkpoint]:
     """Return config.json with the special token ids of generation_config.json, and the weights.
 
-    Both use Hugging Face's names. The ids in config.json are checked, too. Raises an `InputError` that explains how to
+    Both use Hugging Face's names. The ids in config.json are also checked. Raises an `InputError` that explains how to
     load an adapter if the folder is one.
     """
     if gguf is None and (folder / checkpoints.ADAPTER_CONFIG).is_file():
@@ -211,13 +211,13 @@ def open_adapter(path_or_name: str | os.PathLike[str]) -> Adapter:
 def tokenizer_folder(
     folder: Path, raw: Mapping[str, Any], named: str | None = None, adapter: Adapter | None = None
 ) -> Path:
-    """Return the folder of a model's tokenizer: the named one, the adapter's or the model's own, or one from the Hub.
+    """Return the folder of a model's tokenizer: `named`, the adapter's, the model's own, or one from the Hub.
 
     Args:
         folder: The model's folder.
         raw: The model's config.json, as `read_folder` returns it.
         named: A folder, or a model on the Hub.
-        adapter: An adapter, which may have a tokenizer.
+        adapter: An adapter, which may include a tokenizer.
     """
     if named is not None:
         try:
@@ -258,13 +258,13 @@ def build_model(
     *,
     unread: bool = False,
 ) -> tuple[EncoderDecoder, Mapping[str, Any], Checkpoint]:
-    """Build a model without weights. Returns it with the config.json and the checkpoint for the given storage.
+    """Build a model without weights. Returns the model, and config.json and the checkpoint as adapted to `storage`.
 
-    Conversion and loading share this function, so quantizing while loading gives the weights that conversion writes.
-    The returned checkpoint casts and quantizes each tensor when it is read. Only float16, whose range is small,
-    requires reading some tensors now.
+    Conversion and loading share this function, so quantizing while loading yields the same weights as converting. The
+    returned checkpoint casts and quantizes each tensor when it is read. Only float16 requires reading some tensors
+    immediately, because its range is small.
 
-    unread: use bfloat16 instead of float16: weights have the same size, and no tensor is read.
+    unread: use bfloat16 in place of float16. The weights have the same size, and no tensor needs to be read.
 
     Raises:
         CheckpointError: Tensors and config.json do not match. This is checked without reading tensors.
@@ -304,14 +304,14 @@ def weight_bytes(model: EncoderDecoder, checkpoint: Checkpoint) -> int:
 
 
 def smaller_precision(raw: Mapping[str, Any], checkpoint: Checkpoint, limit: int) -> str:
-    """Return advice for weights of more than `limit` bytes: the highest precision that fits."""
+    """Return advice for weights of more than `limit` bytes: how to obtain the highest precision that fits."""
     ways_out = {
         None: "load it with dtype bfloat16",
         8: "convert it with --quantize 8",
         4: "convert it with --quantize 4",
     }
     for quantize, way_out in ways_out.items():
-        with suppress(InputError):  # quantized already, or has no rows that divide into groups
+        with suppress(InputError):  # already quantized, or no rows divide evenly into groups
             model, _, smaller = build_model(raw, checkpoint, Storage("bfloat16", quantize))
             if memory_budget.fits(size := weight_bytes(model, smaller), limit):
                 return f"{way_out} ({size / memory_budget.GB:.2f} GB)"
@@ -319,11 +319,12 @@ def smaller_precision(raw: Mapping[str, Any], checkpoint: Checkpoint, limit: int
 
 
 def default_dtype(checkpoint: Checkpoint) -> str:
-    """Return the type to compute in, for all weights and activations.
+    """Return the dtype to compute in, for all weights and activations.
 
-    A CPU computes in float32. A GPU computes in the type that most bytes of the checkpoint have. With mixed types, a
-    single float32 tensor, such as a norm or a position bias, would turn all activations into float32. GPUs that emulate
-    bfloat16 compute in float16 instead. `open_model` falls back to bfloat16 for models that exceed float16's range.
+    A CPU computes in float32. A GPU computes in the dtype that accounts for most of the checkpoint's bytes. If dtypes
+    were mixed, a single float32 tensor, such as a norm or a position bias, would promote all activations to float32.
+    GPUs that emulate bfloat16 compute in float16 instead. `open_model` falls back to bfloat16 for models that exceed
+    float16's range.
     """
     if not on_gpu():
         return "float32"
@@ -344,7 +345,7 @@ def locate(
 ) -> Path:
     """Return the folder of a model: a `local_folder`, or else the model of this name on the Hub (`lookup.download`).
 
-    gguf_file: weights to use instead of others: a path, or a name in the model's folder.
+    gguf_file: a GGUF file to use instead of other weights: a path, or a file name in the model's folder.
     only_tokenizer: the folder may lack weights.
     """
     if (folder := local_folder(path_or_name)) is not None:
@@ -360,9 +361,9 @@ def locate(
 
 
 def local_folder(path_or_name: str | os.PathLike[str]) -> Path | None:
-    """Return the path of a folder, or the folder of this name in models/, here or in the repository; else None.
+    """Return the folder at this path, or the one with this name in ./models or the repository's models/; else None.
 
-    Raises `InputError` for a folder of the Hub's cache that contains snapshots instead of a model.
+    Raises `InputError` for a folder in the Hub's cache that contains snapshots instead of a model.
     """
     if not isinstance(path_or_name, str | os.PathLike):
         raise InputError(f"a model must be a folder or a name, not {type(path_or_name).__name__}")
@@ -378,7 +379,7 @@ def local_folder(path_or_name: str | os.PathLike[str]) -> Path | None:
 
 
 def model_names() -> list[str]:
-    """Return the names of the folders in models/, here and in the repository."""
+    """Return the names of the folders in ./models and in the repository's models/."""
     return sorted({path.name for path in model_folders()})
 
 

@@ -1,4 +1,4 @@
-"""Resolves a name that is not a local folder: it is a model on the Hub, or a typo."""
+"""Resolves a name that is not a local folder, and is therefore a model on the Hub or a typo."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ ADDRESS = re.compile(
     re.ASCII,
 )
 MIRROR = re.compile(r"https?:/+[^/]+/([\w.-]+/[\w.-]+)/?(?:(?:tree|blob|resolve)/.*)?(?:[?#].*)?$", re.ASCII)
-SIMILARITY = 0.82  # the minimum for a typo; flan-t5-base and flan-t5-large have 0.8
+SIMILARITY = 0.82  # the minimum for a typo; that of flan-t5-base and flan-t5-large is 0.8
 
 
 class NoFolder(InputError):
     """No local folder has this name.
 
-    known: the local names, one of which may be suggested.
-    only_paths: whether folders must be given by path. Conversion requires this, because it writes to models/.
-    is_final: whether the name is a file or a web address, so that the Hub is not queried.
-    nearest: a local name that was probably meant, or None.
+    known: the local names from which a suggestion is chosen.
+    only_paths: whether a folder must be given as a path, as in conversion, which writes to models/.
+    is_final: whether the name is a file or a web address, in which case the Hub is not queried.
+    nearest: the local name that the user probably meant, or None.
     """
 
     def __init__(self, name: str, known: Iterable[str], *, only_paths: bool = False) -> None:
@@ -58,9 +58,9 @@ class NoFolder(InputError):
 
 
 def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
-    """Return the folder of a model on the Hub, for a name that is not a local folder. fetch: see `hub.fetch`.
+    """Return the folder of a Hub model whose name is not a local folder. fetch: see `hub.fetch`.
 
-    If the Hub has no such model, or cannot be reached, the error suggests the most similar known name.
+    If the Hub has no such model or is unreachable, the error suggests the most similar known name.
     """
     require_hub_name(missing)
     name = missing.name
@@ -74,7 +74,7 @@ def download(missing: NoFolder, fetch: Callable[[str], Path]) -> Path:
 
 
 def require_hub_name(missing: NoFolder) -> None:
-    """Raise `missing` without a request if its name is probably not the name of a model on the Hub.
+    """Raise `missing`, without sending a request, if its name is probably not that of a model on the Hub.
 
     A name without an organisation that resembles a local name is treated as a typo, unless it is in the Hub's cache or
     in `FORMER_NAMES`. Names with an organisation are not checked, because many of them resemble each other.
@@ -87,7 +87,7 @@ def require_hub_name(missing: NoFolder) -> None:
 
 
 def download_adapter(name: str) -> Path:
-    """Return the folder of an adapter on the Hub, for a name that is not a local folder. Raises `InputError`."""
+    """Return the folder of a Hub adapter whose name is not a local folder. Raises `InputError`."""
     meant = name_in_address(name)
     near = similar_model(name, folders_beside(name, ADAPTER_CONFIG))
     if meant or near or not is_hub_name(name):
@@ -107,7 +107,7 @@ def download_adapter(name: str) -> Path:
 
 
 def folders_beside(path: str, file: str = "config.json") -> list[str]:
-    """Return the folders beside `path` that contain `file`, as paths with the same parent."""
+    """Return the sibling folders of `path` that contain `file`, as paths with the same parent."""
     parent = os.path.dirname(path.rstrip("/"))
     with suppress(OSError, ValueError):
         folders = (os.path.join(parent, entry.name) for entry in os.scandir(parent or ".") if entry.is_dir())
@@ -116,15 +116,15 @@ def folders_beside(path: str, file: str = "config.json") -> list[str]:
 
 
 def name_in_address(text: str) -> str | None:
-    """Return the model's name in an address such as https://huggingface.co/organisation/model; None for other text."""
+    """Return the model's name in an address such as https://huggingface.co/organisation/model, or None for others."""
     match = ADDRESS.match(text) or MIRROR.match(text)
     return match and match[1]
 
 
 def similar_model(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that was probably meant, compared without organisations and parent folders.
+    """Return the known name that the user probably meant, ignoring organisations and parent folders.
 
-    Digits must agree: `whisper-large-v2` is not a misspelled `whisper-large-v3`, but another model.
+    Digits must match: `whisper-large-v2` is not a misspelling of `whisper-large-v3`, but another model.
     """
 
     def last_part(text: str) -> str:

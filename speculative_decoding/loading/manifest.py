@@ -1,4 +1,4 @@
-"""The manifest.json of a converted folder, which lists its files so that damage is detected. Independent of models."""
+"""The manifest.json of a converted folder. It lists the files, so that damage is detected. Independent of models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAY_OUT = "copy or convert the model again"
 
 
 def write(folder: Path, **facts: Any) -> None:
-    """Record the size and SHA-256 of every file, and other facts, such as the source and the dtype."""
+    """Write a manifest: the size and SHA-256 of every file, and other facts, such as the source and the dtype."""
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.iterdir())
@@ -50,7 +50,7 @@ def read(folder: Path) -> Mapping[str, Any]:
 
 
 def check_sizes(folder: Path) -> Mapping[str, Any]:
-    """Return the manifest, as `read` does. Raises `CheckpointError` if a file is missing or has another size.
+    """Return the manifest, like `read`. Raises `CheckpointError` if a file is missing or its size differs.
 
     Reads no file contents, so it is fast enough for every load.
     """

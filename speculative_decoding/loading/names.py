@@ -15,13 +15,13 @@ FORMER_NAMES = {f"t5-{size}": f"google-t5/t5-{size}" for size in ("small", "base
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether the name is valid on the Hub: organisation/model, or a model without an organisation."""
+    """Return whether the name has a form that is valid on the Hub: organisation/model, or only model."""
     is_valid = len(name) <= MAX_CHARACTERS and not name.endswith(".git") and "--" not in name and ".." not in name
     return is_valid and HUB_NAME.fullmatch(name) is not None
 
 
 def other_names(name: str) -> list[str]:
-    """Return the names under which the Hub also knows a model: `t5-small` is `google-t5/t5-small`."""
+    """Return a model's other names on the Hub: `t5-small` is also `google-t5/t5-small`."""
     return [other for pair in FORMER_NAMES.items() if name in pair for other in pair if other != name]
 
 
@@ -31,22 +31,22 @@ def cache_folder_name(name: str) -> str:
 
 
 def name_of_cache_folder(folder_name: str) -> str | None:
-    """Return the model whose folder in the Hub's cache has this name; None for other folders."""
+    """Return the name of the model whose folder in the Hub's cache has this name, or None for other folders."""
     name = folder_name.removeprefix(CACHED).replace("--", "/", 1)
     return name if folder_name.startswith(CACHED) and is_hub_name(name) else None
 
 
 def hub_name(folder: Path) -> str | None:
-    """Return the name of a model in the Hub's cache, by its snapshot folder; None for other folders."""
+    """Return the name of the model in a snapshot folder of the Hub's cache, or None for other folders."""
     snapshots = folder.resolve().parent
     return name_of_cache_folder(snapshots.parent.name) if snapshots.name == SNAPSHOTS else None
 
 
 def model_name(folder: Path) -> str:
-    """Return the name of the model in a folder: organisation/model in the Hub's cache, else the folder's name."""
+    """Return the name of the model in a folder: organisation/model in the Hub's cache, otherwise the folder's name."""
     return hub_name(folder) or folder.resolve().name
 
 
 def shown_name(folder: Path) -> str:
-    """Return the name of a model to print: organisation/model in the Hub's cache, else the folder's path."""
+    """Return a model's name for display: organisation/model if it is in the Hub's cache, else the folder's path."""
     return hub_name(folder) or str(folder)

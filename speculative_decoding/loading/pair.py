@@ -1,4 +1,4 @@
-"""Opens a target and its draft by their folders or names, for Python callers and all commands."""
+"""Opens a target and its draft, given their folders or names, for Python callers and all commands."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from .draft_head import DraftHeadHandle, open_draft
 from .load import ModelHandle, Shard, open_model
 from .names import shown_name
 
-SELF_DRAFT = "self-8bit"  # as a draft: the target itself, quantized to 8 bits
+SELF_DRAFT = "self-8bit"  # a value of `draft` that means the target itself, quantized to 8 bits
 SELF_DRAFT_BITS = 8
 
 
 @dataclass(frozen=True)
 class DraftPrompt:
-    """What a draft model of another vocabulary reads in place of the target's prompt.
+    """What a draft model with another vocabulary reads in place of the target's prompt.
 
     prefix: Text to put before the prompt, in place of the target's prefix; None keeps the target's prefix.
-    src_lang, tgt_lang: The languages, as the draft model's tokenizer names them; None derives them from the target's.
+    src_lang, tgt_lang: The languages, in the notation of the draft model's tokenizer; None derives them from the
+        target's.
     """
 
     prefix: str | None = None
@@ -42,11 +43,11 @@ class DraftPrompt:
                 validate(f"draft_{name}", Text(may_be_empty=name == "prefix"), value)
 
     def require_effect(self, *, drafts_text: bool, is_speech: bool) -> None:
-        """Raise `InputError` for a setting without effect.
+        """Raise `InputError` for a setting that would have no effect.
 
         Args:
             drafts_text: Whether the draft model has another vocabulary.
-            is_speech: Whether the models read speech, so that there is no prompt.
+            is_speech: Whether the models read speech, in which case there is no prompt.
         """
         for name, value in vars(self).items():
             if value is not None and (is_speech or not drafts_text):
@@ -56,9 +57,9 @@ class DraftPrompt:
 
 @dataclass(frozen=True)
 class ModelPair:
-    """A target, and its draft model or draft head if it has one. `load_weights` makes them ready to use.
+    """A target, and its draft model or draft head, if any. Call `load_weights` before using them.
 
-    drafts_text: whether the draft model has another vocabulary, so that the text of its output is the draft.
+    drafts_text: whether the draft model has another vocabulary, in which case its output's text serves as the draft.
     """
 
     target: ModelHandle
@@ -67,13 +68,13 @@ class ModelPair:
 
     @property
     def folders(self) -> dict[str, str | None]:
-        """The folders, or the names on the Hub, as shown in the statistics."""
+        """The models' folders or Hub names, as shown in the statistics."""
         draft = None if self.draft is None else shown_name(self.draft.folder)
         names = {"model": shown_name(self.target.folder), "draft_model": draft}
         return names if self.target.adapter is None else names | {"adapter": shown_name(self.target.adapter.folder)}
 
     def load_weights(self, given: Collection[str] = ()) -> None:
-        """Read all weights. A draft model whose encoder equals the target's shares that encoder.
+        """Load all weights. A draft model whose encoder is identical to the target's shares the target's encoder.
 
         Warns about unsupported fields of the target's generation_config.json, except those that an option in `given`
         replaces.
@@ -112,20 +113,20 @@ def open_pair(
     adapter: str | os.PathLike[str] | None = None,
     shard: Shard | None = None,
 ) -> ModelPair:
-    """Open a target and its draft, and check that they fit together, without reading weights.
+    """Open a target and its draft, and check that they are compatible, without reading weights.
 
     Args:
-        target: A folder, or a name of a model.
+        target: A model's folder or name.
         draft: A draft model, a draft head of the target, or `SELF_DRAFT`.
-        dtype: The type to compute in.
-        quantize: Bits per weight of the target.
+        dtype: The dtype to compute in.
+        quantize: Bits per weight for the target.
         group_size: Columns per group of quantized weights (default: 64).
-        gguf_file: Weights of the target, instead of the folder's.
+        gguf_file: A GGUF file to use instead of the weights in the target's folder.
         adapter: A LoRA adapter to merge into the target.
-        shard: Reduces the target to the part of this process, if several share it.
+        shard: Reduces the target to this process's part, if several processes share it.
 
     Raises:
-        InputError: A model does not exist, the draft does not fit the target, or an argument has no effect.
+        InputError: A model does not exist, the draft is incompatible with the target, or an argument has no effect.
         CheckpointError: A file is damaged or unsupported.
     """
     if group_size is not None and quantize is None and draft != SELF_DRAFT:
@@ -156,7 +157,7 @@ def open_pair(
 
 
 def require_draft(target: EncoderDecoder, draft: EncoderDecoder) -> None:
-    """Raise `InputError` unless the models have the same tokens, or the text of one can be a draft for the other."""
+    """Raise `InputError` unless the models have the same tokens, or one's text can serve as a draft for the other."""
     if (target.audio is None) != (draft.audio is None):
         read, expected = ("text", "speech") if draft.audio is None else ("speech", "text")
         raise InputError(
@@ -177,7 +178,7 @@ def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:
 
 def token_difference(target: EncoderDecoder, draft: EncoderDecoder) -> str | None:
     """Return the first difference between the tokens of two models, or None if every id has the same meaning."""
-    # Speech models never read padding, and Whisper models of one vocabulary have different ids for it.
+    # Speech models never read padding, and Whisper models with the same vocabulary may use different ids for padding.
     for name in ("decoder_start_token_id", "eos_token_ids", *(("pad_token_id",) if target.audio is None else ())):
         expected, found = getattr(target.config, name), getattr(draft.config, name)
         if found != expected:
@@ -194,7 +195,7 @@ def token_difference(target: EncoderDecoder, draft: EncoderDecoder) -> str | Non
 
 
 def fingerprint(handle: ModelHandle | DraftHeadHandle) -> str:
-    """Hash a model's manifest; without a manifest, the names, sizes and dates of its files."""
+    """Return a hash of a model's manifest, or, if it has none, of its files' names, sizes and dates."""
     files: Mapping[str, Any] = manifest.read(handle.folder)["files"]
     if not files:
         files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in handle.folder.iterdir()}

@@ -1,6 +1,6 @@
-"""Reads a tokenizer with the library that defines its files: transformers, or SentencePiece for bare models.
+"""Reads a tokenizer with the library that defines its format: transformers, or SentencePiece for bare models.
 
-No code in a folder is executed: transformers reads a temporary folder with only the data, without `auto_map`.
+No code from the folder is executed: transformers reads a temporary folder that contains only data, without `auto_map`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .tokenizer_base import (
 from .tokenizer_checks import check_added_tokens, check_sentencepiece, check_tokenizer_json, check_vocabulary
 from .tokenizer_settings import family_config, languages_of, model_type_of, settings_of, tokenizer_class
 
-BYTES = "ByT5Tokenizer"  # a class that needs no files
-MAX_EXTRA_IDS = 1 << 11  # T5 has 100; the time that transformers needs is quadratic in this number
+BYTES = "ByT5Tokenizer"  # a tokenizer class that needs no files
+MAX_EXTRA_IDS = 1 << 11  # T5 has 100; loading time in transformers is quadratic in this number
 MODEL_TYPE = re.compile(rb'"model"\s*:\s*\{\s*"type"\s*:\s*"(\w+)"')
 
 
 def read_reference(folder: Path) -> FolderTokenizer:
-    """Read the tokenizer of a folder. tokenizer.json has precedence over other vocabularies. Raises `InputError`."""
+    """Read a folder's tokenizer. tokenizer.json takes precedence over other vocabularies. Raises `InputError`."""
     check_files(folder)
     check_contents(folder)
     if not (folder / "tokenizer.json").is_file() and (tokenizer := read_sentencepiece(folder)) is not None:
@@ -65,7 +65,7 @@ def check_files(folder: Path) -> None:
 def check_contents(folder: Path) -> None:
     """Raise `InputError` for files that the tokenizer libraries cannot read safely."""
     settings = settings_of(path := folder / "tokenizer_config.json")
-    for name in ("extra_ids", "offset"):  # the libraries make this many pieces
+    for name in ("extra_ids", "offset"):  # the libraries create this many pieces
         count = settings.get(name)
         if not (count is None or (type(count) is int and 0 <= count <= MAX_EXTRA_IDS)):
             raise InputError(f"{path}: {name!r} must be a whole number, 0 to {MAX_EXTRA_IDS}, not {short_repr(count)}")
@@ -82,11 +82,11 @@ def read_with_transformers(folder: Path) -> FolderTokenizer:
     """Read a folder with `AutoTokenizer`.
 
     The class that a folder names, or that its `model_type` implies, always builds one type of model, such as BPE.
-    transformers 5 does not check that tokenizer.json has a model of this type. If it has another type, the general
-    class `PreTrainedTokenizerFast` reads the file.
+    transformers 5 does not check that the model in tokenizer.json is of this type. If it is not, the general class
+    `PreTrainedTokenizerFast` reads the file.
     """
     require_address()
-    with quiet():  # transformers reports that torch is missing
+    with quiet():  # on import, transformers reports that torch is missing
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     stated = stated_model(folder / "tokenizer.json")
@@ -106,7 +106,7 @@ def read_with_transformers(folder: Path) -> FolderTokenizer:
                 break
         else:
             if (path := folder / "tokenizer.json").is_file():
-                read_backend(path.read_bytes(), path)  # raises an error that names the file, if it is damaged
+                read_backend(path.read_bytes(), path)  # if the file is damaged, this raises an error that names it
             reason = reason.replace(str(data), str(folder))
             raise InputError(f"{folder}: its tokenizer cannot be loaded ({reason})")
     languages, cleans_up = languages_of(added, folder), cleans_up_spaces(loaded, folder)
@@ -136,7 +136,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def data_only(folder: Path) -> Iterator[Path]:
-    """Yield a folder with only the data of a tokenizer: no Python files, and no names of code or other files."""
+    """Yield a folder with only a tokenizer's data: no Python files, and no fields that name code or other files."""
     with ExitStack() as stack:
         try:
             data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -150,7 +150,7 @@ def data_only(folder: Path) -> Iterator[Path]:
 
 
 def copy_data(folder: Path, data: Path) -> None:
-    """Copy the files that define a tokenizer, without names of code or other files."""
+    """Copy the files that define a tokenizer, leaving out fields that name code or other files."""
     for path in (folder / name for name in TOKENIZER_FILES if (folder / name).is_file()):
         if path.name == "tokenizer_config.json":
             settings = {key: value for key, value in read_json_object(path).items() if not names_a_file(key)}
@@ -167,8 +167,8 @@ def copy_data(folder: Path, data: Path) -> None:
 def with_tokens_of_version_5(path: Path) -> dict[str, Any]:
     """Read special_tokens_map.json, and rename its list of additional tokens if transformers 5 requires that.
 
-    Version 5 reads a list of objects, such as CodeT5's, only under the new name. It ignores the list if
-    tokenizer_config.json has one under either name.
+    Version 5 reads a list of objects, such as CodeT5's, only under the new name, and ignores it if
+    tokenizer_config.json contains a list under either name.
     """
     content = read_json_object(path)
     tokens = content.get("additional_special_tokens")
@@ -199,7 +199,7 @@ def cleans_up_spaces(loaded: Any, folder: Path) -> bool:
 
 
 class PythonTokenizer(FolderTokenizer):
-    """A tokenizer that transformers implements in Python, such as ByT5's."""
+    """A tokenizer implemented in Python by transformers, such as ByT5's."""
 
     def __init__(self, loaded: Any, pieces: dict[str, int], languages: Languages | None, cleans_up: bool) -> None:
         super().__init__(pieces, languages, cleans_up)

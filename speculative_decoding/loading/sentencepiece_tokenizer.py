@@ -1,8 +1,8 @@
-"""Reads a bare SentencePiece model with `sentencepiece`, and adds the tokens and rules of its model family.
+"""Reads a bare SentencePiece model with `sentencepiece`, and adds its model family's tokens and rules.
 
-The end token, extra ids, language codes, offsets of ids and the splitting at added tokens follow the Python classes of
-transformers 4.46. Version 5 converts these files to `tokenizers`, which ignores some of their settings: byte fallback,
-`remove_extra_whitespaces`, `add_dummy_prefix` and the scores of BPE models.
+The end token, extra ids, language codes, id offsets and splitting at added tokens follow the Python classes of
+transformers 4.46. Version 5 converts these files to the `tokenizers` format, which ignores some of their settings: byte
+fallback, `remove_extra_whitespaces`, `add_dummy_prefix` and the scores of BPE models.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from . import language_codes
 from .tokenizer_base import FolderTokenizer, tokenizer_errors
 from .tokenizer_settings import languages_of, model_type_of, settings_of, tokenizer_class
 
-SPACE = "\u2581"  # stands for a space in SentencePiece
+SPACE = "\u2581"  # represents a space in SentencePiece
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 LANGUAGE_CODE = re.compile(">>.+<<")  # of Marian models
 
 
 @dataclass(frozen=True)
 class Token:
-    """An added token. A text is split at added tokens before SentencePiece encodes the parts between them.
+    """An added token. The input is split at added tokens before SentencePiece encodes the parts between them.
 
-    lstrip, rstrip: Whether the token absorbs the spaces on its left or right.
-    single_word: Whether the token must stand between spaces.
+    lstrip, rstrip: Whether the token absorbs spaces to its left or right.
+    single_word: Whether the token is recognized only between spaces.
     """
 
     content: str
@@ -44,9 +44,9 @@ class Token:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings in the files beside a SentencePiece model, read as in transformers 4.46.
+    """The settings in the files next to a SentencePiece model, read as in transformers 4.46.
 
-    options: Fields of tokenizer_config.json, with the tokens of special_tokens_map.json.
+    options: The fields of tokenizer_config.json, and the tokens in special_tokens_map.json.
     added: The added tokens by id.
     """
 
@@ -112,19 +112,19 @@ def content_of(token: Token | str) -> str:
 
 
 class SentencePieceTokenizer(FolderTokenizer):
-    """A SentencePiece model with the added tokens, special tokens and languages of its family.
+    """A SentencePiece model with its family's added tokens, special tokens and languages.
 
-    Each subclass corresponds to a class of transformers 4.46. Its `set_up` defines `pieces`, the piece of each id
-    without added tokens, and `ids`, the id of each piece that SentencePiece may produce.
+    Each subclass corresponds to a class of transformers 4.46. Its `set_up` sets `pieces`, the piece of each id before
+    tokens are added, and `ids`, the id of each piece that SentencePiece can produce.
     """
 
     model_file = "spiece.model"
-    cleans_up_text = True  # False for families that are BPE models in transformers 5
+    cleans_up_text = True  # False for families that transformers 5 loads as BPE models
     defaults: Mapping[str, str | Token] = MappingProxyType({})  # special tokens by name
     joins_pieces = False  # whether pieces are joined without SentencePiece
-    strips = True  # whether decoded text is stripped
-    has_one_model = True  # whether one model serves sources and outputs, with an id for each of its pieces
-    before: Sequence[str] = ()  # the special tokens around a text, by name
+    strips = True  # whether spaces are stripped from both ends of decoded text
+    has_one_model = True  # whether one model encodes both sources and outputs and has an id for each of its pieces
+    before: Sequence[str] = ()  # names of the special tokens that precede a text
     after: Sequence[str] = ("eos_token",)
 
     def __init__(self, folder: Path, settings: Settings) -> None:
@@ -153,11 +153,11 @@ class SentencePieceTokenizer(FolderTokenizer):
     def set_up(self) -> None: ...
 
     def language_tokens(self) -> Mapping[int, str]:
-        """Return the tokens that may be languages, by id."""
+        """Return the candidates for language tokens, keyed by id."""
         return {index: token.content for index, token in self.added.items()}
 
     def _add_special_tokens(self) -> dict[str, int]:
-        """Assign ids to the special tokens that have none, and return the ids of all tokens."""
+        """Assign ids to special tokens without one, and return the ids of all tokens."""
         vocabulary: dict[str, int] = {}
         for index, piece in enumerate(self.pieces):
             vocabulary[self.added[index].content if index in self.added else piece] = index
@@ -196,7 +196,7 @@ class SentencePieceTokenizer(FolderTokenizer):
         return self.ids.get(piece, self.unknown_id) if index is None else index
 
     def tokenize(self, text: str, as_output: bool) -> list[str]:
-        """Split a text into pieces. Added tokens are never split, and may absorb the spaces beside them."""
+        """Split a text into pieces. Added tokens are never split, and may absorb adjacent spaces."""
         parts = self._splitter.split(text) if self._added_ids else [text]
         for i in range(1, len(parts), 2):  # every other part is an added token
             token, left, right = self.added[self._added_ids[parts[i]]], parts[i - 1], parts[i + 1]
@@ -218,7 +218,7 @@ class SentencePieceTokenizer(FolderTokenizer):
         return list(self.processor.encode(text, out_type=str))
 
     def _decode(self, tokens: list[int]) -> str:
-        """Join decoded runs of pieces and added tokens with spaces. Skips special tokens and ids without a piece."""
+        """Join decoded runs of pieces and added tokens with spaces. Skips special tokens and ids that have no piece."""
         texts: list[str] = []
         run: list[str] = []
         for token in tokens:
@@ -243,9 +243,9 @@ class SentencePieceTokenizer(FolderTokenizer):
 
 
 class T5Like(SentencePieceTokenizer):
-    """The base of T5's and Llama's tokenizers.
+    """The base class of T5's and Llama's tokenizers.
 
-    With `legacy` set to false, a space is added before the text, but not before each part between added tokens.
+    If `legacy` is false, a space is added only before the whole text, not before each part between added tokens.
     """
 
     def set_up(self) -> None:
@@ -277,7 +277,7 @@ class T5Like(SentencePieceTokenizer):
 
 
 class T5Tokenizer(T5Like):
-    """T5, mT5 and umT5. Appends the end token unless a text ends with it. Extra ids follow the pieces, in reverse."""
+    """T5, mT5 and umT5. Appends the end token unless it is already there. Extra ids follow the pieces in reverse."""
 
     defaults = MappingProxyType({"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"})
 
@@ -354,7 +354,7 @@ class PegasusTokenizer(SentencePieceTokenizer):
 
 
 class FairseqTokenizer(SentencePieceTokenizer):
-    """Four special tokens come first, then SentencePiece's pieces without its first three."""
+    """Ids start with four special tokens, followed by all but the first three of SentencePiece's pieces."""
 
     model_file = "sentencepiece.bpe.model"
     defaults = MappingProxyType(
@@ -446,7 +446,7 @@ class M2M100Tokenizer(SentencePieceTokenizer):
 
 
 class MarianTokenizer(SentencePieceTokenizer):
-    """Sources and outputs have separate SentencePiece models and one vocabulary. >>code<< may precede a source."""
+    """Sources and outputs have separate SentencePiece models, but share a vocabulary. >>code<< may precede a source."""
 
     model_file = "source.spm"
     has_one_model = False
@@ -472,7 +472,7 @@ class MarianTokenizer(SentencePieceTokenizer):
 
 
 class BartphoTokenizer(SentencePieceTokenizer):
-    """The tokenizer of BartPho. dict.txt lists the pieces that have ids."""
+    """BARTpho's tokenizer. dict.txt lists the pieces that have ids."""
 
     model_file = "sentencepiece.bpe.model"
     joins_pieces = True
@@ -516,7 +516,7 @@ BY_MODEL_TYPE: Mapping[str | None, str] = {
 
 
 def read_sentencepiece(folder: Path) -> SentencePieceTokenizer | None:
-    """Read a folder's SentencePiece model, or return None if it has none or if the class is not supported."""
+    """Read a folder's SentencePiece model. Returns None if the folder has none, or if its class is not supported."""
     name = tokenizer_class(folder) or BY_MODEL_TYPE.get(model_type_of(folder))
     if name == "M2M100Tokenizer" and not (folder / "vocab.json").is_file():
         name = "NllbTokenizer"  # both have the same `model_type`

@@ -8,8 +8,8 @@ from pathlib import Path
 from .load import local_folder
 
 BUNDLED_HEADS = {"whisper-base-head": r"whisper-base(-mlx)?", "t5-web-docs-head": r"t5-web-docs"}
-# Draft -> pattern of target names: the smallest model of a family drafts for the larger ones, because they share a
-# tokenizer. \1 is the first group of the target's pattern.
+# Draft -> pattern of target names. A family's smallest model drafts for the larger ones, which use the same tokenizer.
+# \1 is the first group of the pattern.
 SUGGESTED_DRAFTS = {
     "google-t5/t5-small": r"t5-(base|large|3b|11b)",
     "google/t5-v1_1-small": r"t5-v1_1-(base|large|xl|xxl)",
@@ -34,12 +34,12 @@ SUGGESTED_DRAFTS = {
 
 
 def suggested_draft(target: str | Path) -> str | None:
-    """Return a draft for a well-known target, by its name or folder, or None.
+    """Return a draft for a well-known target, given its name or folder, or None for other targets.
 
     Bundled heads are suggested only if they are installed.
     """
     heads = {head: pattern for head, pattern in BUNDLED_HEADS.items() if local_folder(head) is not None}
-    parts = re.split(r"/|--", str(target).lower())  # the Hub's cache has models--google--mt5-base/snapshots/...
+    parts = re.split(r"/|--", str(target).lower())  # in the Hub's cache: models--google--mt5-base/snapshots/...
     for draft, pattern in {**heads, **SUGGESTED_DRAFTS}.items():
         for part in parts:
             if match := re.fullmatch(pattern, part):

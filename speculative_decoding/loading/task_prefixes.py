@@ -1,4 +1,4 @@
-"""The prefixes that tell T5 models their task, such as "translate English to German: ", as config.json lists them."""
+"""The prefixes in config.json that select a T5 model's task, such as "translate English to German: "."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 
 from ..errors import InputError
 
-Pairs = Mapping[tuple[str, str], str]  # languages (source, target) -> the text before a prompt
+Pairs = Mapping[tuple[str, str], str]  # language pair (source, target) -> prefix
 TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")
 
 
 def task_prefixes(config: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the prefixes in a config.json, by the name of their task, such as translation_en_to_de."""
+    """Return the prefixes in a config.json, keyed by task name, such as translation_en_to_de."""
     tasks = config.get("task_specific_params")
     prefixes = {
         name: prefix
         for name, task in (tasks.items() if isinstance(tasks, dict) else ())
         if isinstance(task, dict) and isinstance(prefix := task.get("prefix"), str) and prefix.strip()
     }
-    return MappingProxyType(prefixes)  # MLX would treat a dict as parameters of the model
+    return MappingProxyType(prefixes)  # MLX would treat a dict as model parameters
 
 
 def translation_prefixes(tasks: Mapping[str, str]) -> dict[tuple[str, str], str]:
-    """Return the prefixes of the translation tasks, by their language pair."""
+    """Return the prefixes of the translation tasks, keyed by language pair."""
     found = ((TRANSLATION.fullmatch(name), prefix) for name, prefix in tasks.items())
     return {(match[1], match[2]): prefix for match, prefix in found if match}
 
 
 def matching_pair(pairs: Collection[tuple[str, str]], source: str, target: str) -> tuple[str, str] | None:
-    """Return the pair for these languages, or None if there is none. See `matching_language`."""
+    """Return the pair that matches these languages, or None if none does. See `matching_language`."""
     from .language_map import matching_language
 
     first = matching_language(source, (each for each, _ in pairs))

@@ -1,4 +1,4 @@
-"""Loads the tokenizer of a folder, and decodes ids as they arrive. Independent of models."""
+"""Loads a folder's tokenizer, and decodes ids as they arrive. Independent of models."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ..errors import CheckpointError
 from . import manifest
 from .tokenizer_base import MAX_FILE_BYTES, FastTokenizer, FolderTokenizer, Tokenizer, Vocabulary, read_backend
 
-if TYPE_CHECKING:  # imported for the tokenizers that need it
+if TYPE_CHECKING:  # imported at run time only if a tokenizer needs it
     from .clean_up import StreamedCleanUp
 
 UNKNOWN = ("<unk>", "[UNK]")
-REPLACEMENT = "\ufffd"  # decoding an incomplete character yields this
+REPLACEMENT = "\ufffd"  # the result of decoding an incomplete character
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer in a folder. Raises `InputError` if the folder has no readable tokenizer.
 
     A tokenizer.json that conversion has checked against the original is read with `tokenizers` alone. Other tokenizers
-    are read by the library that defines their files, which may take seconds to import.
+    are read with the library that defines their format, and importing it may take seconds.
     """
     if (record := proven_record(folder)) is None:
         from .reference_tokenizer import read_reference
@@ -42,7 +42,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def proven_record(folder: Path) -> Mapping[str, Any] | None:
-    """Return the manifest's entry for tokenizer.json, or None if conversion has not checked this file."""
+    """Return the manifest entry for tokenizer.json, or None if conversion has not checked this file."""
     content = manifest.read(folder)
     record, path = content.get("tokenizer"), folder / "tokenizer.json"
     if not isinstance(record, Mapping) or not path.is_file():
@@ -52,7 +52,7 @@ def proven_record(folder: Path) -> Mapping[str, Any] | None:
 
 
 def unknown_characters(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> list[str]:
-    """Return the distinct characters of a text that the tokenizer encodes as `<unk>`. tokens: the text's ids."""
+    """Return the distinct characters in a text that the tokenizer encodes as `<unk>`. tokens: the text's ids."""
     pieces = tokenizer.vocabulary.pieces
     if not any(pieces.get(token) in UNKNOWN for token in tokens):
         return []
@@ -73,15 +73,15 @@ def continuation_text(tokenizer: Tokenizer, tokens: Sequence[int], more: Sequenc
     return text
 
 
-WINDOW = 8  # ids that are decoded together; each new window costs a second call of the tokenizer
-MAX_WINDOW = 64  # ids without text that are decoded together
+WINDOW = 8  # ids that are decoded together; each new window requires a second call to the tokenizer
+MAX_WINDOW = 64  # the maximum, which a run of ids without text may reach
 
 
 class StreamingDetokenizer:
-    """Decodes ids to text incrementally. Never returns an incomplete character and never changes returned text.
+    """Decodes ids to text incrementally. Never returns incomplete characters and never revises text it has returned.
 
-    Each call decodes a window of the last few ids, and returns the part of its text that was not returned before. The
-    window begins with ids that have visible text, because a tokenizer drops spaces at the start of a text.
+    Each call decodes a window of the last few ids, and returns the part of the window's text that is new. The window
+    begins with ids that have visible text, because a tokenizer drops spaces at the start of a text.
 
     prefix: Ids that precede the output. Their text is not returned.
     """
@@ -98,17 +98,17 @@ class StreamingDetokenizer:
 
                 self._clean_up = StreamedCleanUp()
         self._window: list[int] = []
-        self._done = 0  # the text of this many ids of the window has been returned
-        self._returned = 0  # characters of that text
+        self._done = 0  # number of ids in the window whose text has been returned
+        self._returned = 0  # number of characters in that text
         self._anchor: list[int] = []  # the last ids with visible text
-        self._in_bytes = False  # whether the last id with text is a byte; a later byte may make the whole run invalid
+        self._in_bytes = False  # whether the last id with text is a byte; later bytes may make the run invalid
         for token in prefix:
             self._add(token)
         if prefix:  # skip the prefix's remaining text, except for an incomplete character
             self._returned += len(self._complete_text())
 
     def add(self, token: int) -> str:
-        """Return the text that this id completes. It is empty while later ids may change it."""
+        """Return the text that this id completes, or "" as long as later ids may change the text."""
         text = self._add(token)
         return text if self._clean_up is None else self._clean_up.add(text)
 
@@ -131,7 +131,7 @@ class StreamingDetokenizer:
         if text.endswith(REPLACEMENT):
             return self._text_of_invalid_bytes() if is_long else ""
         if not text:
-            if is_long:  # many special tokens; the last ones may begin a character
+            if is_long:  # many special tokens; an incomplete character may be among the last ids
                 del self._window[self._done : -MAX_WINDOW // 2]
             return ""
         own = self._window[self._done :]
@@ -145,7 +145,7 @@ class StreamingDetokenizer:
         return text
 
     def _start_window(self, own: list[int]) -> None:
-        """Start a new window with the ids of the last text, preceded by ids with visible text if they have none."""
+        """Start a new window with the ids of the last text, preceded by ids with visible text if the text is blank."""
         text = self._decode(own)
         if text and not text.isspace():
             self._anchor = self._window = own

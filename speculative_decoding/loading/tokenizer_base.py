@@ -1,4 +1,4 @@
-"""The interface of tokenizers, and the base classes of tokenizers in model folders. Independent of models."""
+"""The tokenizer interface, and the base classes of tokenizers loaded from model folders. Independent of models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOKENIZER_FILES = (
 )
 MAX_IDS = 1 << 24
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-MAX_FILE_BYTES = 64 << 20  # Gemma's tokenizer.json has 34 MB
+MAX_FILE_BYTES = 64 << 20  # Gemma's tokenizer.json is 34 MB
 
 
 class Tokenizer(Protocol):
@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
         """Language code, such as `deu_Latn`, -> token id. Empty for models without language tokens."""
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
-        """Return the encoder's token ids, including the special tokens of the family (T5 appends its end token).
+        """Return the encoder's token ids, including the family's special tokens (T5 appends its end token).
 
         language: one of `languages`, or None for the default in the tokenizer's files.
         """
@@ -79,9 +79,9 @@ def fingerprint(pieces: Mapping[int, str]) -> str:
 
 @contextmanager
 def tokenizer_errors(problem: str) -> Iterator[None]:
-    """Convert errors of a tokenizer library to one-line `InputError`s.
+    """Convert a tokenizer library's errors to one-line `InputError`s.
 
-    These include panics of Rust code, which do not derive from `Exception`.
+    They include Rust panics, which do not derive from `Exception`.
     """
     try:
         yield
@@ -104,7 +104,7 @@ class FolderTokenizer(ABC):
     """
 
     def __init__(self, pieces: Mapping[str, int], languages: Languages | None, cleans_up: bool) -> None:
-        if (last := max(pieces.values(), default=0)) >= MAX_IDS:  # `tokenizers` allocates memory for each id below it
+        if (last := max(pieces.values(), default=0)) >= MAX_IDS:  # `tokenizers` allocates memory for all ids
             raise InputError(f"tokenizer: the id {last} is too large (expected < {MAX_IDS}); restore its files")
         self.vocabulary = Vocabulary(pieces)
         self.language_rules = languages
@@ -136,13 +136,13 @@ class FolderTokenizer(ABC):
         return clean_up(text)
 
     def decode_as_written(self, tokens: Sequence[int]) -> str:
-        """Return the text without the clean-up of spaces."""
+        """Return the text without cleaning up spaces."""
         try:
             return self._decode(list(tokens))
         except BaseException:
             with tokenizer_errors(
                 "tokenizer: cannot decode these tokens"
-            ):  # entered only after an error, because it takes 2 us
+            ):  # entered only after an error, because entering takes 2 us
                 raise
 
     @abstractmethod
@@ -153,14 +153,14 @@ class FolderTokenizer(ABC):
 
 
 class FastTokenizer(FolderTokenizer):
-    """A tokenizer of the `tokenizers` package, with additional steps that a tokenizer.json cannot express.
+    """A tokenizer from the `tokenizers` package, with additional steps that tokenizer.json cannot express.
 
     Args:
         backend: A `tokenizers.Tokenizer`.
         languages: Adds language tokens; None for most models.
-        cleans_up: Clean up the spaces of decoded text.
-        strips: Remove spaces at the ends of decoded text.
-        ends_once: The end token, if it is not appended to a text that already ends with it; else None.
+        cleans_up: Whether to clean up spaces in decoded text.
+        strips: Whether to remove spaces at both ends of decoded text.
+        ends_once: The end token, if it must not be appended to ids that already end with it; else None.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class FastTokenizer(FolderTokenizer):
         return text.strip() if self.strips else text
 
     def record(self) -> dict[str, Any]:
-        """Return the manifest entry that `load_tokenizer` needs to read the tokenizer.json again."""
+        """Return the manifest entry that `load_tokenizer` needs to read tokenizer.json again."""
         return {
             "cleans_up": self.cleans_up,
             "strips": self.strips,
@@ -198,7 +198,7 @@ class FastTokenizer(FolderTokenizer):
 
 
 def read_backend(data: bytes, path: Path) -> Any:
-    """Return the `tokenizers.Tokenizer` of a tokenizer.json."""
+    """Load a tokenizer.json as a `tokenizers.Tokenizer`."""
     import tokenizers
 
     with tokenizer_errors(f"{path}: not a readable tokenizer"):

@@ -1,4 +1,4 @@
-"""Rejects tokenizer files that would make a tokenizer library exhaust the memory, crash or panic.
+"""Rejects tokenizer files that would make a tokenizer library run out of memory, crash or panic.
 
 The libraries cannot be interrupted, and a panic prints a message before Python can catch it, so these checks run first.
 The checks read only parts of tokenizer.json, because parsing all of it would take a fifth of the loading time.
@@ -17,9 +17,9 @@ import numpy as np
 from ..checkpoints.files import is_shallow
 from ..sampling.options import short_repr
 
-MAX_PIECE = 4096  # bytes; `tokenizers` frees a trie recursively, which overflows the stack at about 200,000
+MAX_PIECE = 4096  # bytes; at about 200,000, the stack overflows when `tokenizers` frees a trie recursively
 MAX_GROWTH = 1000  # characters that one character may expand to; T5's normalizer reaches 36
-MAX_COMPONENT = 4 << 20  # bytes of a normalizer or decoder; T5's has 320,000
+MAX_COMPONENT = 4 << 20  # bytes in a normalizer or decoder; T5's normalizer has 320,000
 
 COMPONENT = re.compile(rb'"(normalizer|pre_tokenizer|post_processor|decoder)"\s*:\s*(?=\{)')
 ESCAPED_KEY = re.compile(rb'\\u00[5-7][^"]*"\s*:\s*\{')
@@ -78,7 +78,7 @@ def read_object(data: bytes, start: int, name: str) -> Any:
 
 
 def grown_length(step: Any, length: float = 1) -> float:
-    """Return the largest length to which a normalizer, decoder or other step can extend a text of this length."""
+    """Return the maximum length to which a normalizer, decoder or other step can extend a text of this length."""
     if not isinstance(step, Mapping):
         return length
     for name in STEPS:
@@ -102,7 +102,7 @@ def grown_length(step: Any, length: float = 1) -> float:
 
 
 def check_regex(regex: str) -> None:
-    """Raise `ValueError` for a regular expression that may backtrack until `tokenizers` panics.
+    """Raise `ValueError` for a regular expression that may backtrack so much that `tokenizers` panics.
 
     A repeated group must not contain a choice, and an alternative may contain at most two repetitions and eight
     choices. The patterns of GPT-2, Llama 3 and GPT-4o meet these conditions.
@@ -121,7 +121,7 @@ def check_regex(regex: str) -> None:
 
 
 def templated_length(template: Mapping[str, Any], length: float) -> float:
-    """Return the length of a prompt with a template's special tokens. Raises `ValueError` for unknown tokens."""
+    """Return the length of a text after a template adds special tokens. Raises `ValueError` for unknown tokens."""
     special = template.get("special_tokens")
     sequences = 0
     for piece in template["single"]:
@@ -136,7 +136,7 @@ def templated_length(template: Mapping[str, Any], length: float) -> float:
 
 
 def check_added_tokens(content: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for hostile added tokens in a file beside the vocabulary, given its JSON object."""
+    """Raise `ValueError` for hostile added tokens. content: the JSON object of a file next to the vocabulary."""
     level: list[Any] = [content]
     while level:
         for each in (inner for inner in level if isinstance(inner, Mapping)):
@@ -176,9 +176,9 @@ def check_sentencepiece(data: bytes) -> None:
 
 
 def longest_replacement(charsmap: bytes) -> int:
-    """Return the number of characters of the longest replacement in a SentencePiece model's normalization rules.
+    """Return the length in characters of the longest replacement in a SentencePiece model's normalization rules.
 
-    Raises `ValueError` for rules with which `tokenizers` would panic. Format: the size of a double-array trie, the trie
+    Raises `ValueError` for rules that would make `tokenizers` panic. Format: the size of a double-array trie, the trie
     as uint32 (Yata's darts-clone), and the replacements, each ending with a zero byte.
     """
     size = int.from_bytes(charsmap[:4], "little")

@@ -1,4 +1,4 @@
-"""Reads the settings of a tokenizer from the JSON files of its folder."""
+"""Reads a tokenizer's settings from the JSON files in its folder."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..errors import CheckpointError
 from ..sampling.options import short_repr
 from .languages import END, PLAIN, UNDERSCORES, Languages, codes_in
 
-# Tokenizer class -> the form of its language tokens, and the default language.
+# Tokenizer class -> pattern of its language tokens, and default language.
 CLASSES = {
     "NllbTokenizer": (PLAIN, "eng_Latn"),
     "MBartTokenizer": (PLAIN, "en_XX"),
     "MBart50Tokenizer": (PLAIN, "en_XX"),
     "M2M100Tokenizer": (UNDERSCORES, "en"),
 }
-GENERAL_CLASSES = (None, "PreTrainedTokenizer", "TokenizersBackend")  # tokenizers of any family
+GENERAL_CLASSES = (None, "PreTrainedTokenizer", "TokenizersBackend")  # classes that any family may use
 MULTILINGUAL = (None, "mbart", "m2m_100", "nllb-moe")  # values of `model_type`; None if there is no config.json
 
 
@@ -49,11 +49,12 @@ def family_config(folder: Path) -> dict[str, str]:
 
 
 def languages_of(added: Mapping[int, Any], folder: Path) -> Languages | None:
-    """Return the language tokens of a tokenizer; None for most tokenizers, which have none.
+    """Return a tokenizer's language tokens, or None for most tokenizers, which have none.
 
     Args:
-        added: The added tokens by id; `str` of a token is its content.
-        folder: The tokenizer's folder. The class or `model_type` in its files decides whether it has languages.
+        added: The added tokens, keyed by id. `str(token)` is a token's content.
+        folder: The tokenizer's folder. The tokenizer class or `model_type` named in its files determines whether the
+            tokenizer has language tokens.
 
     Raises `CheckpointError` for an unknown `src_lang`.
     """
@@ -73,7 +74,7 @@ def languages_of(added: Mapping[int, Any], folder: Path) -> Languages | None:
             raise CheckpointError(f"{folder}: names the class {name}, but its tokenizer has no language tokens")
         return None
 
-    # Afrikaans is a language of mBART-50, but not of mBART.
+    # mBART-50 supports Afrikaans; mBART does not.
     is_mbart = name == "MBartTokenizer" or (name not in CLASSES and default == "en_XX" and "af_ZA" not in ids)
     default = settings.get("src_lang") or default  # English without src_lang, as in transformers
     if not isinstance(default, str) or default not in ids:

@@ -1,4 +1,4 @@
-"""Translation memories: the targets of similar sources become drafts. See docs/memory.md."""
+"""Translation memories: the translations of similar sources serve as drafts. See docs/memory.md."""
 
 from importlib.util import find_spec
 

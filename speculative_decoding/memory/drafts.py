@@ -18,9 +18,9 @@ from .translation_memory import TranslationMemory
 
 @dataclass(frozen=True)
 class MemoryDrafts:
-    """Finds the targets of the sources in a memory that are most similar to a request's prompt.
+    """Drafts from the targets of those sources in a memory that are most similar to a request's prompt.
 
-    prefixes: Texts with which prompts may begin. They are not part of the sources.
+    prefixes: Strings with which prompts may begin, but which the memory's sources do not contain.
     """
 
     memory: TranslationMemory
@@ -36,7 +36,7 @@ class MemoryDrafts:
         first = first_token(self.model, self.tokenizer, options.tgt_lang) if request.prefix_length == 1 else None
         found = []
         for similarity, target in self.memory.similar(prompt):
-            with suppress(InputError):  # the model lacks some of the tokenizer's ids
+            with suppress(InputError):  # raised if the model lacks some of the tokenizer's ids
                 beginning = target[: options.max_tokens * TOKEN_CHARACTERS]
                 group = f"{similarity:.1f}"
                 found.append(draft_text_of(self.model, self.tokenizer, beginning, first, MEMORY, group))

@@ -1,12 +1,12 @@
-"""Finds the texts that are most similar to a query by their words. Independent of pairs, files and translation.
+"""Finds the texts whose words are most similar to a query's. Independent of pairs, files and translation.
 
 The similarity of two texts of m and n words is the normalized Indel similarity 2 L / (m + n), where L is the length of
-their longest common subsequence of words. A similar text has enough words in common with the query, and therefore at
-least one of its rarest words (prefix filtering: Chaudhuri et al., "A primitive operator for similarity joins in data
-cleaning", ICDE 2006). Only the postings of these words are read, and only texts whose number of common words allows a
-sufficient similarity are compared.
+their longest common subsequence of words. A similar text shares so many words with the query that it must contain at
+least one of the query's rarest words (prefix filtering: Chaudhuri et al., "A primitive operator for similarity joins in
+data cleaning", ICDE 2006). Only the postings of these rare words are read, and a text is compared with the query only
+if they share enough words for a sufficient similarity.
 
-Long operations of NumPy and rapidfuzz release the GIL or are divided into parts, so other threads keep running.
+Long NumPy and rapidfuzz operations release the GIL or are divided into parts, so that other threads can run.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from rapidfuzz.process import cdist
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
 
-# Limits of a search. Only a memory with many near-duplicates loses results
+# Search limits. They cause missed results only in a memory with many near-duplicates.
 MAX_ENTRIES = 1_000_000  # postings that are read
 MAX_COUNTED = 8192  # texts whose common words are counted
-MAX_WORDS = 300_000  # words of these texts, approximately
+MAX_WORDS = 300_000  # words in these texts, approximately
 MAX_COMPARED = 4096  # texts that are compared
-MAX_QUERY = 100_000  # characters; nothing is similar to a longer query
+MAX_QUERY = 100_000  # characters; a longer query has no results
 PART = 1 << 16  # postings or words processed by one call that may hold the GIL
-SCANNED = 1 << 16  # texts whose bounds are computed by one call
+SCANNED = 1 << 16  # texts whose bounds are computed in one call
 COMPARED_TOGETHER = 128
-LEVELS = 1000  # to which similarity bounds are rounded when only the best texts are kept
-MARGIN = np.float32(1e-6)  # for rounding errors of bounds
+LEVELS = 1000  # levels to which similarity bounds are rounded when only the best texts are kept
+MARGIN = np.float32(1e-6)  # for rounding errors in bounds
 
 Indices = np.ndarray
 
@@ -49,12 +49,12 @@ class WordIndex:
     """
 
     def __init__(self) -> None:
-        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)  # by word; deleted by `finish`
+        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)  # word -> number; deleted by `finish`
         self._added = array("i")
         self._lengths = array("i")
 
     def add(self, text: str) -> bool:
-        """Add a text, and return whether it has words. A text without words is not added."""
+        """Add a text if it contains words, and return whether it does."""
         words = words_of(text)
         if words:
             self._added.extend(map(self._numbers.__getitem__, words))
@@ -74,7 +74,7 @@ class WordIndex:
         order = np.argsort(self._words, kind="stable").astype(np.int32)
         texts = np.repeat(np.arange(len(self._lengths_of), dtype=np.int32), self._lengths_of)[order]
         words = self._words[order]
-        is_first = np.ones(len(words), bool)  # of its word in its text
+        is_first = np.ones(len(words), bool)  # whether an occurrence is the first of its word in its text
         is_first[1:] = (words[1:] != words[:-1]) | (texts[1:] != texts[:-1])
         self._texts = texts[is_first]  # postings of all words, concatenated; ascending for each word
         self._postings = starts_of(np.bincount(words[is_first], minlength=vocabulary))
@@ -96,7 +96,7 @@ class WordIndex:
         if not numbers:
             return
         found, bounds = self._candidates(words, numbers, least)
-        code_of = np.zeros(len(self._postings) - 1, np.uint32)  # by word number; 0 for words that the query lacks
+        code_of = np.zeros(len(self._postings) - 1, np.uint32)  # by word number; 0 for words not in the query
         for word, number in numbers.items():
             code_of[number] = codes[word]
         found, bounds, texts = self._counted(found, bounds, code_of, len(words), least)
@@ -106,7 +106,7 @@ class WordIndex:
         )
 
     def _number(self, word: str) -> int | None:
-        """Return the number of a word, or None if no text has it."""
+        """Return a word's number, or None if no text contains the word."""
         position = int(np.searchsorted(self._hashes, hash(word)))
         if position < len(self._hashes) and self._hashes[position] == hash(word):
             return int(self._numbers_by_hash[position])
@@ -117,7 +117,7 @@ class WordIndex:
         return self._texts[self._postings[number] : self._postings[number + 1]]
 
     def _candidates(self, words: Sequence[str], numbers: dict[str, int], least: float) -> tuple[Indices, np.ndarray]:
-        """Return the texts that share rare words with the query, and upper bounds of their similarity."""
+        """Return the texts that share rare words with the query, and upper bounds on their similarity."""
         size = len(words)
         times = Counter(words)
         by_frequency = sorted(numbers, key=lambda word: len(self._texts_with(numbers[word])))
@@ -138,12 +138,12 @@ class WordIndex:
         return self._best(common, remaining, size, least)
 
     def _best(self, common: np.ndarray, remaining: int, size: int, least: float) -> tuple[Indices, np.ndarray]:
-        """Return the texts with sufficient bounds, and the bounds. If there are too many, the best ones are returned.
+        """Return the texts whose bounds are sufficient, and the bounds. If there are too many, only the best are kept.
 
         Args:
             common: The number of query words that were counted in each text; 0 excludes a text.
             remaining: The number of query words that were not counted.
-            size: The number of words of the query.
+            size: The number of words in the query.
             least: The minimum similarity.
         """
         parts = []
@@ -161,7 +161,7 @@ class WordIndex:
         return np.concatenate(found), np.concatenate(bounds)
 
     def _bound(self, common: np.ndarray, texts: Indices, size: int) -> np.ndarray:
-        """Return upper bounds of the similarity of a query of `size` words, given upper bounds of the common words."""
+        """Return upper bounds on the similarity to a query of `size` words, given upper bounds on the common words."""
         lengths = self._lengths_of[texts]
         return np.minimum(common, np.minimum(lengths, size)) * np.float32(2) / (lengths + np.float32(size))
 
@@ -215,7 +215,7 @@ def ordered(
 
 
 def text_type(size: int) -> Callable[[np.ndarray], str | bytes]:
-    """Return a function that converts codes up to `size` to the text type that rapidfuzz compares fastest."""
+    """Return a function that converts codes up to `size` to the type (bytes or str) that rapidfuzz compares fastest."""
     if size < 256:
         return lambda codes: codes.astype(np.uint8).tobytes()
     first = 0x10000  # above the surrogates
@@ -223,12 +223,12 @@ def text_type(size: int) -> Callable[[np.ndarray], str | bytes]:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words and punctuation marks of a text, without case. White space only separates words."""
+    """Return a text's words and punctuation marks, case-folded. White space only separates words."""
     return WORD.findall(text.casefold())
 
 
 def starts_of(lengths: np.ndarray) -> Indices:
-    """Return the start of each of several consecutive parts, and the end of the last one."""
+    """Return the start of each consecutive part, and the end of the last part."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -237,14 +237,14 @@ def concatenated(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
 
 
 def latest_of_best(parts: Sequence[np.ndarray], most: int) -> list[Indices]:
-    """Return the indices of the `most` largest values of all parts, by part. Of equal values, the last are chosen.
+    """Return, for each part, the indices of its values among the `most` largest overall. Prefers later equal values.
 
-    Values are between 0 and 1, and nearly equal values count as equal.
+    Values must be between 0 and 1. Nearly equal values count as equal.
     """
     levels = [(part * np.float32(LEVELS)).astype(np.int16) for part in parts]
     at_level = np.sum([np.bincount(level, minlength=LEVELS + 1) for level in levels], axis=0)
-    above = at_level[::-1].cumsum()[::-1] - at_level  # how many values are at higher levels
-    border = int(np.argmax(above < most))  # some of this level are kept, and all above it
+    above = at_level[::-1].cumsum()[::-1] - at_level  # number of values at higher levels
+    border = int(np.argmax(above < most))  # some values at this level and all above it are kept
     left = most - int(above[border])
     kept = []
     for level in reversed(levels):

@@ -1,4 +1,4 @@
-"""Chooses the languages of a translation memory."""
+"""Chooses a translation memory's source and target languages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_NAME = 40  # characters of a language's name that a message shows
 
 
 def closeness(wanted: str, name: str) -> int:
-    """Return how well a text's language fits the wanted one: 0 if not at all, more for the same region or name."""
+    """Score a text's language against the wanted one: 0 if it does not match, more for the same region or name."""
     one, other = language_of(wanted), language_of(name)
     if not one.includes(other):
         return 0
@@ -20,16 +20,16 @@ def closeness(wanted: str, name: str) -> int:
 
 
 def choose_languages(found: Iterable[str], source: str | None, target: str | None, said: str | None) -> tuple[str, str]:
-    """Return the languages of sources and targets in a file.
+    """Return the source and target languages to read from a file.
 
     Args:
         found: The names of the languages in the file.
-        source: The wanted language of the sources, if there is one.
-        target: The wanted language of the targets, if there is one.
-        said: The language of the sources according to the file.
+        source: The requested source language, if any.
+        target: The requested target language, if any.
+        said: The source language according to the file.
 
     Raises:
-        InputError: They are unknown, or the file lacks one of them.
+        InputError: The languages cannot be determined, or the file has no texts in one of them.
     """
     found = sorted(set(found))
     for name, wanted in (("src_lang", source), ("tgt_lang", target)):

@@ -1,4 +1,4 @@
-"""Reads pairs of texts from files: tab-separated columns, TMX, and the records of a job."""
+"""Reads text pairs from files: tab-separated columns, TMX, or a job's records."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 
 
 class PairFile:
-    """A file of pairs: a context manager, whose pairs can be iterated over once.
+    """A file of pairs: a context manager that can be iterated over once.
 
     Attributes:
-        languages: The languages of sources and targets, if the file names them.
+        languages: The source and target languages, if the file names them.
         sha256: The hash of the file.
     """
 
@@ -37,7 +37,7 @@ class PairFile:
         self.path = path
         self.languages: tuple[str, str] | None = None
         self._wanted = source_language, target_language
-        self._skipped: list[tuple[int, str]] = []  # the first lines without a pair: their number and the reason
+        self._skipped: list[tuple[int, str]] = []  # first lines without a pair: line number and reason
         self._num_skipped = 0
 
     def __enter__(self) -> PairFile:
@@ -63,7 +63,7 @@ class PairFile:
             ) from error
 
     def skip(self, line: int, reason: str) -> None:
-        """Record that a line has no pair."""
+        """Record that a line contains no pair."""
         self._num_skipped += 1
         if len(self._skipped) < MAX_NAMED:
             self._skipped.append((line, reason))
@@ -121,7 +121,7 @@ def pair_of_columns(line: str) -> tuple[str, str] | None:
     """Return the first two columns of a line, or None for a blank line. Raises `InputError`.
 
     A column that is quoted as in spreadsheets, with each inner quotation mark doubled, is unquoted. Other quotation
-    marks are text, as in parallel corpora. A line is a pair, so texts have no line breaks.
+    marks are part of the text, as in parallel corpora. Each line is one pair, so texts cannot contain line breaks.
     """
     if not line.strip():
         return None
@@ -140,7 +140,7 @@ def unquoted(column: str) -> str:
 
 
 def pair_of_record(line: str) -> tuple[str, str] | None:
-    """Return the prompt and the text of a record, or None for an error or a blank text. Raises `InputError`."""
+    """Return a record's prompt and text, or None for an error or a blank text. Raises `InputError`."""
     if not line.strip():
         return None
     record = parse_json_object(line)

@@ -1,8 +1,9 @@
-"""Reads TMX files (Translation Memory eXchange, versions 1.1 to 1.4b) as memoQ, Trados, OmegaT and Okapi write them.
+"""Reads TMX files (Translation Memory eXchange, versions 1.1 to 1.4b) written by memoQ, Trados, OmegaT and Okapi.
 
-The file is parsed in parts. A document type is accepted but never loaded. Entity declarations are refused, so a small
-file cannot expand. The content of codes (the inline elements bpt, ept, it, ph and ut, with nested elements) is left
-out. The text of other inline elements, such as hi, is kept. White space is collapsed, because programs indent texts.
+The file is parsed in parts. A document type declaration is accepted, but its DTD is never loaded. Entity declarations
+are rejected, so that a small file cannot expand to a huge text. The content of codes (the inline elements bpt, ept, it,
+ph and ut, with nested elements) is left out. The text of other inline elements, such as hi, is kept. White space is
+collapsed, because some programs indent texts.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from .languages import choose_languages, closeness
 
 CODES = {"bpt", "ept", "it", "ph", "ut"}
 PART_BYTES = 1 << 16
-MAX_TOKEN_BYTES = 1 << 20  # of a tag, a comment or a document type
-MAX_TEXT = 1 << 20  # characters of a segment
+MAX_TOKEN_BYTES = 1 << 20  # bytes of a tag, a comment or a document type
+MAX_TEXT = 1 << 20  # characters in a segment
 MAX_DEPTH = 100
-MAX_NAMES = 10_000  # different names of elements and attributes
-MAX_DEFAULTS = 20  # default values of attributes, which a document type may declare
+MAX_NAMES = 10_000  # distinct element and attribute names
+MAX_DEFAULTS = 20  # default attribute values, which a document type may declare
 MAX_LANGUAGES = 1000
 
 
@@ -31,8 +32,8 @@ class Tmx:
 
     Args:
         file: The file, which must be seekable.
-        source_language: The wanted language of the sources, if there is one.
-        target_language: The wanted language of the targets, if there is one.
+        source_language: The requested source language, if any.
+        target_language: The requested target language, if any.
 
     Attributes:
         languages: The chosen languages, or None before `choose`.
@@ -44,14 +45,14 @@ class Tmx:
         self.languages: tuple[str, str] | None = None
 
     def choose(self) -> None:
-        """Read the names of the languages, and choose the source and target languages. Raises `InputError`."""
+        """Read the languages' names, and choose the source and target languages. Raises `InputError`."""
         reader = Languages()
         for _ in reader.read(self._file):
             pass
         self.languages = choose_languages(reader.found, *self._wanted, reader.source)
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Yield the pairs of each unit. Raises `InputError` for a damaged or hostile file."""
+        """Yield each unit's pairs. Raises `InputError` for a damaged or hostile file."""
         assert self.languages is not None
         reader = Units(*self.languages)
         for _ in reader.read(self._file):
@@ -63,7 +64,7 @@ class Reader:
     """Parses a file with limits on its content. Subclasses override `start`, `end` and `text`."""
 
     def read(self, file: BinaryIO) -> Iterator[None]:
-        """Parse a file from its start. Yields after each part."""
+        """Parse a file from its start. Yields after each chunk that it parses."""
         file.seek(0)
         part = file.read(PART_BYTES)
         self._depth = 0
@@ -144,7 +145,7 @@ class Languages(Reader):
 
     Attributes:
         found: The names of the languages.
-        source: The language of the sources according to the header, if it names one.
+        source: The source language, if the header names it.
     """
 
     def __init__(self) -> None:
@@ -161,7 +162,7 @@ class Languages(Reader):
 
 
 class Units(Reader):
-    """Collects a pair from each unit that has texts in both languages.
+    """Collects a pair from each unit that contains texts in both languages.
 
     Attributes:
         pairs: The pairs since they were last taken.
@@ -170,8 +171,8 @@ class Units(Reader):
     def __init__(self, source_language: str, target_language: str) -> None:
         self.pairs: list[tuple[str, str]] = []
         self._wanted = source_language, target_language
-        self._closeness: dict[str, tuple[int, int]] = {}  # by language of a text
-        self._best: list[tuple[int, str]] = []  # closeness and text of each side of the unit
+        self._closeness: dict[str, tuple[int, int]] = {}  # keyed by a text's language
+        self._best: list[tuple[int, str]] = []  # closeness and text for each side of the unit
         self._language = ""
         self._text: list[str] | None = None  # of the segment
         self._characters = 0
@@ -211,7 +212,7 @@ class Units(Reader):
             self._best = []
 
     def _fits(self) -> tuple[int, int]:
-        """Return how well the language of the current text fits the sources and the targets."""
+        """Return the current text's `closeness` to the source and the target language."""
         language = self._language
         if language not in self._closeness and len(self._closeness) < MAX_LANGUAGES:
             source, target = (closeness(each, language) for each in self._wanted)
@@ -225,12 +226,12 @@ def local(name: str) -> str:
 
 
 def language_of_variant(attributes: Mapping[str, str]) -> str:
-    """Return the language of a text: xml:lang, or lang in version 1.1."""
+    """Return a text's language: xml:lang, or lang in version 1.1."""
     return attributes.get("xml:lang") or attributes.get("lang") or ""
 
 
 def encoding_of(start: bytes) -> str | None:
-    """Return an encoding that overrides the declared one, or None. Some programs declare UTF-16 wrongly."""
+    """Return the encoding to use instead of the declared one, or None. Some programs wrongly declare UTF-16."""
     if start[:2] in ENCODINGS or b"\0" in start[:2]:
         return "UTF-16"
     is_wrong = start.startswith(BOM_UTF8) or b"utf-16" in start[:100].lower()

@@ -1,4 +1,4 @@
-"""Writes pairs of texts as a TMX 1.4b file, which `tmx.py` and translation programs can read."""
+"""Writes text pairs as a TMX 1.4b file, which `tmx.py` and translation programs can read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..runs.places import new_file
 from ..version import __version__
 from .tmx import MAX_TEXT
 
-# Control characters, lone surrogates and the last two codes of the first plane cannot be written in XML 1.0.
+# XML 1.0 cannot represent control characters, lone surrogates, U+FFFE and U+FFFF.
 NOT_XML = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 HEADER = """<?xml version="1.0" encoding="UTF-8"?>
 <tmx version="1.4">
@@ -32,16 +32,17 @@ END = "</body>\n</tmx>\n"
 def writing_tmx(
     path: Path, source_language: str, target_language: str, segment: str = "sentence", *, replaces: bool = True
 ) -> Iterator[Callable[[str, str], None]]:
-    """Yield a function that adds a pair of texts. The file appears when the block ends without an error.
+    """Yield a function that adds a pair of texts. The file is created when the block ends without an error.
 
-    A pair is left out if a text is blank or longer than `tmx.py` reads. White space is collapsed, as in `tmx.py`.
+    A pair is left out if one of its texts is blank or too long for `tmx.py` to read. White space is collapsed, as in
+    `tmx.py`.
 
     Args:
         path: The file.
-        source_language: The language of the sources, as xml:lang names it; see `language_tag`.
-        target_language: The language of the targets.
+        source_language: The source language as a value of xml:lang; see `language_tag`.
+        target_language: The target language, in the same notation.
         segment: The type of the texts: "sentence", "paragraph" or "block".
-        replaces: Whether an existing file with another content is replaced.
+        replaces: Whether to replace an existing file with different content.
 
     Raises:
         InputError: The file cannot be written.
@@ -61,5 +62,5 @@ def writing_tmx(
 
 
 def segment_of(text: str) -> str:
-    """Return a text as the content of a segment."""
+    """Return a text as the content of a segment element."""
     return escape(" ".join(NOT_XML.sub(" ", text).split()))

@@ -1,4 +1,4 @@
-"""A translation memory: pairs of texts, found by the similarity of their sources."""
+"""A translation memory: text pairs, retrieved by the similarity of their sources."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .index import WordIndex
 
 LEAST_SIMILARITY = 0.6
 MAX_FOUND = 3
-MAX_SCANNED = 1000  # pairs with equal sources, most of which may have the same target
+MAX_SCANNED = 1000  # pairs with the same source to consider; most may also have the same target
 
 
 class TranslationMemory:
     """Pairs of a source and a target. `similar` returns the targets of the most similar sources.
 
-    Sources are compared by their words and punctuation marks, without case; see `index.py`. The memory stores the
-    targets in full, but only the word numbers of the sources.
+    Sources are compared by their words and punctuation marks, ignoring case; see `index.py`. The memory stores targets
+    in full, but sources only as word numbers.
 
     Attributes:
-        languages: The languages of sources and targets, as the file names them, or None if they are unknown.
+        languages: The source and target languages, as named in the file, or None if they are unknown.
         sha256: The hash of the file, or None for pairs that were not read from a file.
     """
 
@@ -45,15 +45,15 @@ class TranslationMemory:
         self._ends = np.frombuffer(ends, np.int64)
         self._index.finish()
         by_hash = np.frombuffer(hashes, np.int64) if hashes else np.zeros(0, np.int64)
-        self._by_hash = np.argsort(by_hash, kind="stable").astype(np.int32)  # equal sources in their order
+        self._by_hash = np.argsort(by_hash, kind="stable").astype(np.int32)  # keeps the order of equal sources
         self._hashes = by_hash[self._by_hash]
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> TranslationMemory:
-        """Build a memory of pairs (source, target). Pairs with a blank text are left out.
+        """Build a memory from pairs (source, target). Pairs with a blank text are left out.
 
         Raises:
-            InputError: Something is not a pair of texts.
+            InputError: An item is not a pair of strings.
         """
         if not isinstance(pairs, Iterable):
             raise InputError(f"must be pairs of a source and a target, not {short_repr(pairs)}", "pairs")
@@ -67,16 +67,16 @@ class TranslationMemory:
         src_lang: str | None = None,
         tgt_lang: str | None = None,
     ) -> TranslationMemory:
-        """Read a file: tab-separated columns (.tsv), TMX (.tmx), or the records of an earlier job (.jsonl).
+        """Read a memory from a file: tab-separated columns (.tsv), TMX (.tmx), or an earlier job's records (.jsonl).
 
         Args:
             path: The file.
-            src_lang: The language of the sources in a TMX file, such as en, en-US or eng_Latn. Both languages may be
-                left out if the file has two languages and its header names the source language.
-            tgt_lang: The language of the targets in a TMX file.
+            src_lang: The source language in a TMX file, such as en, en-US or eng_Latn. Both languages may be omitted if
+                the file contains two languages and its header names the source language.
+            tgt_lang: The target language in a TMX file.
 
         Raises:
-            InputError: The file cannot be read, or has no pairs of these languages.
+            InputError: The file cannot be read, or contains no pairs in these languages.
         """
         from .pairs import PairFile
 
@@ -115,14 +115,14 @@ class TranslationMemory:
         return all(wanted is None or closeness(wanted, language) > 0 for wanted, language in pairs)
 
     def similar(self, source: str) -> list[tuple[float, str]]:
-        """Return the similarities and targets of the most similar sources.
+        """Return the similarity and target of each of the most similar sources.
 
-        There are at most `MAX_FOUND` different targets with a similarity of at least `LEAST_SIMILARITY`, best first.
-        Sources that are equal except for white space at their ends come first. Of equally similar sources, the latest
-        comes first.
+        Returns at most `MAX_FOUND` different targets with a similarity of at least `LEAST_SIMILARITY`, best first.
+        Sources that differ from the query only in leading or trailing white space come first. Among equally similar
+        sources, the latest comes first.
 
         Raises:
-            InputError: The source is not a text.
+            InputError: The source is not a string.
         """
         source = validate("source", Text(may_be_empty=True), source)
         found: dict[str, float] = {}
@@ -148,7 +148,7 @@ class TranslationMemory:
 
 
 def checked_pair(pair: object) -> tuple[str, str]:
-    """Return a pair of texts. Raises `InputError` for anything else."""
+    """Return `pair` if it is a pair of strings. Raises `InputError` for anything else."""
     if isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(text, str) for text in pair):
         for text in pair:
             try:

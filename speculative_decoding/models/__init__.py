@@ -1,4 +1,4 @@
-"""The supported architectures by `model_type`. Each module is imported when a model needs it.
+"""The supported architectures, keyed by `model_type`. Each module is imported when it is first needed.
 
 To add an architecture, add a module that exports an `ARCHITECTURE`, and a line in `MODULES`.
 """
@@ -27,7 +27,7 @@ UNSUPPORTED = {"longt5": "local attention is not supported; use T5 or FLAN-T5, w
 
 
 def find(raw: RawConfig) -> Architecture:
-    """Return the architecture of a parsed config.json. Raises `CheckpointError` for an unsupported one."""
+    """Return the architecture for a parsed config.json. Raises `CheckpointError` if it is not supported."""
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in MODULES:
         if isinstance(model_type, str) and model_type in UNSUPPORTED:
@@ -39,11 +39,11 @@ def find(raw: RawConfig) -> Architecture:
 
 
 def build(raw: RawConfig, checkpoint: Checkpoint | None = None, ranks: int = 1) -> EncoderDecoder:
-    """Return a model without loaded parameters, for a parsed config.json.
+    """Build the model for a parsed config.json, without loading its parameters.
 
     Args:
-        checkpoint: Supplies fields that config.json may omit or misstate.
-        ranks: The number of tensor-parallel ranks; the model has the size of one shard.
+        checkpoint: Supplies the values of fields that config.json may omit or misstate.
+        ranks: The number of tensor-parallel ranks. The model is built in the size of one shard.
     """
     architecture = find(raw)
     return architecture.model(architecture.config(raw, checkpoint), ranks)
@@ -59,7 +59,7 @@ def hugging_face_config(raw: RawConfig) -> dict[str, Any]:
 
 
 def default_tokenizer(raw: RawConfig) -> str | None:
-    """Return a Hub model whose tokenizer fits a folder without a tokenizer, such as an mlx-whisper folder."""
+    """Return a Hub model whose tokenizer suits a folder that has none, such as an mlx-whisper folder."""
     if raw["model_type"] != "whisper":
         return None
     from .whisper import TOKENIZERS
@@ -68,19 +68,19 @@ def default_tokenizer(raw: RawConfig) -> str | None:
 
 
 def with_vocab_size(raw: RawConfig, size: int) -> dict[str, Any]:
-    """Return config.json with another vocabulary size, for embedding tables with this number of rows."""
+    """Return config.json with its vocabulary size changed to `size`, the number of rows of the embedding tables."""
     changed = {**raw, "vocab_size": size} if "vocab_size" in raw else {**raw}
-    for section in ("encoder", "decoder", "text_config"):  # T5Gemma has a size per section
+    for section in ("encoder", "decoder", "text_config"):  # each section of T5Gemma's config has its own size
         if isinstance(changed.get(section), dict):
             changed[section] = with_vocab_size(changed[section], size)
     return changed
 
 
 def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return config.json and weights of an equivalent model that cannot overflow in float16.
+    """Return the config.json and weights of an equivalent model that cannot overflow in float16.
 
     Raises:
-        Float16Error: There is no such model, or it is less precise than the original in bfloat16.
+        Float16Error: There is no such model, or it would be less precise in float16 than the original in bfloat16.
     """
     model_type = raw["model_type"]
     if find(raw).fits_float16(raw):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 def causal_mask(positions: mx.array, capacity: int, dtype: mx.Dtype) -> mx.array:
-    """Return an additive mask (B, 1, L, capacity): a query attends to keys up to its own position.
+    """Return an additive mask (B, 1, L, capacity) that lets each query attend to keys up to its own position.
 
     positions: (B, L), the positions of the queries.
     """
@@ -22,7 +22,8 @@ def causal_mask(positions: mx.array, capacity: int, dtype: mx.Dtype) -> mx.array
 class LearnedPositions(nn.Module):
     """A learned table (offset + positions, d), whose first `offset` rows are unused.
 
-    Positions past the end of the table get zero vectors; only rejected draft tokens and padding have such positions.
+    Positions past the end of the table are encoded as zero vectors; only rejected draft tokens and padding have such
+    positions.
     """
 
     def __init__(self, positions: int, width: int, offset: int) -> None:
@@ -41,7 +42,7 @@ class SinusoidalPositions(nn.Module):
 
     Args:
         first: The number that encodes position 0.
-        includes_longest: Whether the last pair has the longest wavelength (fairseq); otherwise the wavelengths stop one
+        includes_longest: Whether the last pair has the longest wavelength (fairseq); otherwise, the wavelengths end one
             step below it (Marian).
     """
 

@@ -1,4 +1,4 @@
-"""Multi-head attention. Between layers, a batch is flattened to a matrix (B * L, d_model) for the matmuls."""
+"""Multi-head attention. Between layers, a batch is flattened to a matrix of shape (B * L, d_model) for matmuls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import mlx.core as mx
 from .backend import replaced_on_cpu
 from .device import on_gpu
 
-MAX_SINGLE_QUERIES = 32  # multiplied one by one on a GPU; see `adds_rows_in_bounds`
+MAX_SINGLE_QUERIES = 32  # queries that a GPU multiplies one by one; see `adds_rows_in_bounds`
 
 Softmax = Callable[[mx.array], mx.array]
 
@@ -42,7 +42,7 @@ def window_softmax(scores: mx.array) -> mx.array:
     """`precise_softmax` over a window of audio.
 
     On a CPU, the rounding of the result depends on the number of keys. That is harmless for audio windows, which all
-    have the same number of keys. For text, the result of a row would depend on the padding of its batch.
+    have the same number of keys. For text, a row's result would depend on its batch's padding.
     """
     return precise_softmax(scores)
 
@@ -82,8 +82,8 @@ def attend(
 def has_fused_kernel(queries: mx.array, keys: mx.array) -> bool:
     """Return whether MLX computes attention over these arrays, shaped as in `attend`, in one kernel.
 
-    For other shapes, MLX falls back to more operations than `attend` uses. Follows `has_fused_kernel` and
-    `use_fallback` in mlx/backend/metal/scaled_dot_product_attention.cpp at commit 846d176.
+    For other shapes, MLX's fallback takes more operations than `attend`. Follows `has_fused_kernel` and `use_fallback`
+    in mlx/backend/metal/scaled_dot_product_attention.cpp at commit 846d176.
     """
     heads, length, width = queries.shape[1:]
     if length > 8:
@@ -110,18 +110,18 @@ def masked_scores(
 ) -> mx.array:
     """(B, H, shared * L, D) -> scores (B, H, shared * L, T), masked and, if there is a soft cap, scaled and capped.
 
-    If there are fewer rows of keys than of queries, adjacent query rows share a row of keys.
+    If there are fewer key rows than query rows, adjacent query rows share a key row.
     """
     keys = keys.swapaxes(-1, -2)
     is_plain = soft_cap is None and shared == 1 and len(keys) == len(queries)
     if mask is not None and is_plain:
         if not on_gpu() or mask.shape[2] == 1:
             return mx.addmm(mask, queries, keys)  # nearly every pass needs only this operation
-        if queries.shape[2] <= MAX_SINGLE_QUERIES:  # a product for each query stays within the mask
+        if queries.shape[2] <= MAX_SINGLE_QUERIES:  # separate products do not read past the mask
             return mx.addmm(mask[:, :, :, None], queries[:, :, :, None], keys[:, :, None]).squeeze(3)
     scores = matmul_rows(queries, keys)
     shape = scores.shape
-    if mask is not None and len(mask) not in (1, len(scores)):  # several rows share a mask
+    if mask is not None and len(mask) not in (1, len(scores)):  # several rows share one mask
         mask = mx.repeat(mask, len(scores) // len(mask), axis=0)
     if mask is not None and shared > 1 and mask.shape[2] > 1:
         # Separate the stacked query heads, so that the whole mask is added to each head.

@@ -1,7 +1,7 @@
-"""Replaces the few operations that MLX computes slowly on the CPU of a Linux machine with those in the folder cpu/.
+"""On Linux CPUs, replaces the few operations that MLX computes slowly with implementations in the folder cpu/.
 
-`@replaced_on_cpu` marks such an operation, and cpu/replacements.py has a function of the same name. The marked function
-is pure MLX, and runs on a GPU, on a Mac, and if the folder is missing.
+`@replaced_on_cpu` marks such an operation; cpu/replacements.py contains a function with the same name. The marked
+function itself is pure MLX. It runs on GPUs, on Macs, and if the folder is missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """BART, mBART, Pegasus, M2M-100, NLLB-200 and Marian.
 
 The Transformer of Vaswani et al. 2017 (arXiv 1706.03762): scaled attention, biases in every layer, and position vectors
-added to the embedding. Families differ in their position vectors and in the placement of layer norms. The norms follow
-each block in that paper and in BART (Lewis et al. 2020, 1910.13461); in some families, they precede it.
+added to the embedding. Families differ in position vectors and in the placement of layer norms. The norms follow each
+block in that paper and in BART (Lewis et al. 2020, 1910.13461); in some families, they precede it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEARNED_OFFSET = 2  # unused rows at the start of a learned position table
 class Family:
     """Properties of a family that config.json does not state.
 
-    norm_first: whether norms precede blocks, with a final norm in each stack; otherwise they follow blocks.
+    norm_first: whether norms precede blocks, with a final norm in each stack; otherwise, they follow blocks.
     embedding_norm: whether a norm follows the embedding.
     learned_positions: whether positions are learned; otherwise they are sinusoidal.
     defaults: Hugging Face's defaults for fields that config.json omits.
@@ -58,7 +58,7 @@ FAMILIES: Mapping[str, Family] = {
         norm_first=True,
         embedding_norm=True,
         learned_positions=True,
-        defaults={"pad_token_id": 1, "eos_token_id": 2},  # no default start token: it is a language token or EOS
+        defaults={"pad_token_id": 1, "eos_token_id": 2},  # no default start token, which is a language token or EOS
     ),
     "pegasus": Family(norm_first=True, embedding_norm=False, learned_positions=False, defaults=PEGASUS_IDS),
     "m2m_100": Family(
@@ -92,7 +92,7 @@ class TransformerConfig:
         return True
 
     def check_heads(self) -> None:
-        """Raise `CheckpointError` if a number of heads does not divide the width."""
+        """Raise `CheckpointError` if the width is not divisible by the number of heads."""
         for name, heads in (
             ("encoder_attention_heads", self.encoder_attention_heads),
             ("decoder_attention_heads", self.decoder_attention_heads),
@@ -135,7 +135,7 @@ class TransformerConfig:
 class BartConfig(TransformerConfig):
     """The fields of config.json that the model reads, with their Hugging Face names and valid values.
 
-    has_logits_bias: whether the checkpoint has a `final_logits_bias` with non-zero values.
+    has_logits_bias: whether the checkpoint contains a `final_logits_bias` with non-zero values.
     has_source_embedding: whether sources and outputs have different embeddings.
     """
 
@@ -165,7 +165,7 @@ class BartConfig(TransformerConfig):
             )
 
     def resolved(self, checkpoint: Checkpoint) -> BartConfig:
-        """Return the config with fields set from the tensors of a checkpoint that `adapted` returned.
+        """Return the config with fields set according to the tensors of a checkpoint that `adapted` returned.
 
         An all-zero logits bias is ignored.
         """
@@ -358,7 +358,7 @@ DECODER_LAYER = ENCODER_LAYER | {
 
 
 def prefix_of(names: Set[str]) -> str:
-    """Return the prefix of all tensor names. It is empty in files without a head, such as facebook/bart-base."""
+    """Return the prefix of all tensor names, which is empty in files without a head, such as facebook/bart-base."""
     return "" if "decoder.layers.0.fc1.weight" in names else "model."
 
 
@@ -372,13 +372,13 @@ def token_tables(names: Set[str]) -> TokenTables:
 
 
 def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return config.json, and the checkpoint with each table stored once, under its name in `parameter_sources`."""
+    """Return config.json, and a checkpoint that stores each table once, under its name in `parameter_sources`."""
     is_tied = raw.get("tie_word_embeddings") is not False
     return raw, token_tables(checkpoint.keys()).without_duplicates(checkpoint, is_tied=is_tied)
 
 
 def fits_float16(raw: RawConfig) -> bool:
-    """Return whether norms follow blocks, as in BART and Marian. Such norms keep the residual stream from growing."""
+    """Return whether norms follow blocks, as in BART and Marian. Such norms keep the residual stream bounded."""
     return not FAMILIES[raw["model_type"]].norm_first
 
 

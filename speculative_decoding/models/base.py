@@ -1,4 +1,4 @@
-"""The interface of an encoder-decoder, its decoder passes, and the loading of its parameters.
+"""The encoder-decoder interface, decoder passes, and parameter loading.
 
 This module does not depend on speculation or text.
 """
@@ -36,7 +36,7 @@ MAX_BATCHED_SOURCE = 1024  # tokens; longer sources are encoded one by one, beca
 
 
 class EncoderDecoder(nn.Module):
-    """An encoder-decoder that stores no decoding state: callers pass the cache, as in `decode(tokens, cache)`.
+    """An encoder-decoder that holds no decoding state: callers pass a cache, as in `decode(tokens, cache)`.
 
     All architectures use the same names for these parts: `embedding` (of the decoder's tokens), `decoder.layers`,
     `head` (unless it is tied to the embedding), and `logits_bias` (1, V) if the head has one.
@@ -47,7 +47,7 @@ class EncoderDecoder(nn.Module):
     config: EncoderDecoderConfig
     # The piece of each id, if the model was loaded with a tokenizer. Not a dict, which MLX would treat as parameters.
     pieces: Mapping[int, str] | None = None
-    task_prefixes: Mapping[str, str] = MappingProxyType({})  # the prefixes in config.json, by the name of their task
+    task_prefixes: Mapping[str, str] = MappingProxyType({})  # the prefixes in config.json, keyed by task name
     adapter: str | None = None  # the fingerprint of the adapter that was merged into the weights
     generation_config: GenerationConfig = GenerationConfig()
     audio: AudioConfig | None = None  # None if sources are token ids rather than `AudioFrames`
@@ -55,8 +55,8 @@ class EncoderDecoder(nn.Module):
     max_positions: int | None = None  # the maximum length of an output, and of a source of token ids. None: unlimited
     image_token: int | None = None  # the token that marks an image in a source; images are not supported
     logit_cap: float | None = None  # the soft cap c: logits are c * tanh(x / c). None: logits are not capped
-    residual_scale: float = 1.0  # the factor of hidden states, below 1 if weights were rescaled for float16
-    value_scale: float = 1.0  # the factor of cross-attention values, for the same reason
+    residual_scale: float = 1.0  # the factor on hidden states; below 1 if weights were rescaled for float16
+    value_scale: float = 1.0  # the factor on cross-attention values; likewise below 1 if rescaled
     source_softmax: Softmax = staticmethod(precise_softmax)  # for cross-attention; Whisper overrides it
     ranks = 1  # the number of processes that share the model
     _compiled: Compiled | None = None
@@ -78,11 +78,11 @@ class EncoderDecoder(nn.Module):
         return [layer.cross_attention.project(encoder_output) for layer in self.decoder.layers]
 
     def inference_projections(self, encoder_output: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
-        """Return `cross_projections` for a cache: overrides may be faster, and need not be differentiable."""
+        """Return `cross_projections` for a cache. Overrides may be faster and need not be differentiable."""
         return self.cross_projections(encoder_output)
 
     def position_table(self, capacity: int) -> mx.array | None:
-        """Return the position weights for `decoder_hidden` with `capacity` keys, or None if positions have no weights.
+        """Return the position weights for `decoder_hidden` with `capacity` keys, or None if the model has none.
 
         `states` evaluates these weights once per capacity rather than in every pass.
         """
@@ -99,8 +99,8 @@ class EncoderDecoder(nn.Module):
     ) -> list[mx.array]:
         """Token ids (B, L) -> the hidden states after each layer, all (B, L, d_model).
 
-        Implementations must be pure functions of their arrays, because they are compiled. The number of operations must
-        not depend on B, except for `repeat_for_heads`.
+        Implementations must be pure functions of their array arguments, because they are compiled. The number of
+        operations must not depend on B, except for `repeat_for_heads`.
 
         Args:
             tokens: (B, L).
@@ -119,9 +119,9 @@ class EncoderDecoder(nn.Module):
         return self.embedding(tokens)
 
     def attention_outputs(self, queries: mx.array, own: Buffers, source: Buffers) -> list[mx.array]:
-        """Return the outputs of a decoder layer's attention over its own keys and over the source.
+        """Return the outputs of a decoder layer's self-attention and of its attention over the source.
 
-        Calibration compares their bits in passes of different widths.
+        Calibration checks that they are bit-identical in passes of different widths.
 
         Args:
             queries: (B, H, L, D).
@@ -147,12 +147,12 @@ class EncoderDecoder(nn.Module):
         return DecoderCache.empty(projections, padding_mask(mask, encoder_output.dtype), beams)
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
-        """Run the decoder on new tokens (B, L) of each row, append them to the cache, and return the input of the head
-        (B, L, d_model).
+        """Run the decoder on each row's new tokens (B, L), append them to the cache, and return the head's input (B, L,
+        d_model).
 
         Every row grows by L. Pad shorter rows at the end, and remove the padding with `cache.trim_to`.
 
-        Narrow passes are compiled with the current weights, once for each shape if all tokens are uint32. Call
+        Narrow passes are compiled with the current weights, once per shape if `tokens` is always uint32. Call
         `finalize` after changing weights.
         """
         length = tokens.shape[1]
@@ -205,7 +205,7 @@ class EncoderDecoder(nn.Module):
         return self.final_states(hidden[-1]), [hidden[layer] for layer in recorded_layers], buffers
 
     def teacher_forced(self, tokens: mx.array, encoder_output: mx.array, mask: mx.array | None = None) -> mx.array:
-        """Run the decoder on complete outputs (B, L), for training and scoring, and return the same states as `states`.
+        """Run the decoder on complete outputs (B, L), for training and scoring. Returns the same states as `states`.
 
         This is a pure function of the weights and the encoder output: differentiable, and never compiled.
 
@@ -219,17 +219,17 @@ class EncoderDecoder(nn.Module):
     def teacher_forced_hidden(
         self, tokens: mx.array, encoder_output: mx.array, mask: mx.array | None = None
     ) -> list[mx.array]:
-        """Run the decoder as `teacher_forced` does, and return the hidden states after each layer."""
+        """Run the decoder like `teacher_forced`, but return the hidden states after each layer."""
         mask = mx.ones(encoder_output.shape[:2], mx.bool_) if mask is None else mask
         table = self.position_table(tokens.shape[1])
         layers = [CrossAttentionCache(keys, values) for keys, values in self.cross_projections(encoder_output)]
         return self.decoder_hidden(tokens, mx.array([0]), table, padding_mask(mask, encoder_output.dtype), layers)
 
     def keep_full_cross_attention(self) -> None:
-        """Make new caches hold the cross keys and values of all heads, for a draft head. Only a shard holds fewer."""
+        """Make new caches hold all heads' cross keys and values, which a draft head needs. Only shards hold fewer."""
 
     def head_weights(self, d_ff: int) -> dict[str, mx.array]:
-        """Return weights of this target that initialize a draft head of `d_ff` units. The remaining weights are random.
+        """Return weights of this target that initialize a draft head with `d_ff` units. Its other weights are random.
 
         See docs/decisions/draft-head.md.
         """
@@ -238,7 +238,7 @@ class EncoderDecoder(nn.Module):
     def finalize(self) -> Compiled:
         """Prepare `states` for the current weights. Call this after changing the weights of a model that has decoded.
 
-        Drops compiled passes and position tables, and evaluates the derived weights of layers. `encode` and
+        Drops compiled passes and position tables, and evaluates the layers' derived weights. `encode` and
         `teacher_forced` always use the current weights.
         """
         finalize_layers(self)
@@ -247,14 +247,14 @@ class EncoderDecoder(nn.Module):
         return self._compiled
 
     def logits(self, states: mx.array) -> mx.array:
-        """(B, L, d_model) -> raw logits (B, L, V). The axis L may be absent."""
+        """States (B, L, d_model) -> raw logits (B, L, V). The axis L may be absent."""
         logits = self.head(states) if "head" in self else self.embedding.as_linear(states)
         if "logits_bias" in self:
             logits = logits + self.logits_bias[0]
         return logits if self.logit_cap is None else capped(logits, self.logit_cap)
 
     def head_of(self, ids: mx.array) -> Head:
-        """Return the head for these ids (N,) only: a function from states (B, L, d_model) to raw logits (B, L, N)."""
+        """Return the head for the ids (N,) only: a function from states (B, L, d_model) to raw logits (B, L, N)."""
         products = rows_of(self.head if "head" in self else self.embedding, ids)
         bias = self.logits_bias[0, ids] if "logits_bias" in self else None
         head = products if bias is None else lambda states: products(states) + bias
@@ -266,13 +266,13 @@ class EncoderDecoder(nn.Module):
         return self.logits(self.states(tokens, cache))
 
     def encode_rows(self, sources: Sequence[Source]) -> list[mx.array]:
-        """Encode sources as one padded batch. Returns an encoder output (1, S, M) without padding for each source."""
+        """Encode sources as one padded batch. Returns for each source an encoder output (1, S, M) without padding."""
         lengths = [len(source) for source in sources]
         longest = max(lengths)
         if longest > MAX_BATCHED_SOURCE and len(sources) > 1:
             return [self.encode_rows([source])[0] for source in sources]
 
-        last_id = self.config.vocab_size - 1  # a draft model may have fewer ids than the target
+        last_id = self.config.vocab_size - 1  # a draft model's vocabulary may be smaller than the target's
         rows = [token_ids(source) for source in sources]
         padded = [[*row, *[self.config.pad_token_id] * (longest - len(row))] for row in rows]
         tokens = mx.array([[min(token, last_id) for token in row] for row in padded])
@@ -289,15 +289,15 @@ class EncoderDecoder(nn.Module):
         beams: int = 1,
         prefill: Callable[[DecoderCache], None] | None = None,
     ) -> DecoderCache:
-        """Put a new request with this encoder output (1, S, M) into a slot of the cache.
+        """Assign a new request with this encoder output (1, S, M) to a cache slot.
 
         Args:
             cache: The cache to update in place. None creates a new cache.
-            slot: The index of the request.
+            slot: The request's index.
             slots: The number of requests in a new cache.
             encoder_output: (1, S, M).
             beams: Rows per request.
-            prefill: Decodes the request's forced prefix with a cache that holds only this request.
+            prefill: Decodes the request's forced prefix, given a cache that holds only this request.
         """
         fresh = self.make_cache(encoder_output, beams=beams)
         if prefill is not None:
@@ -319,16 +319,16 @@ class EncoderDecoder(nn.Module):
 
         Args:
             config: The model's configuration.
-            names: The tensor names of the checkpoint; some families store one table under several names.
+            names: The checkpoint's tensor names. Some families store the same table under several names.
         """
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Load every parameter, in the dtype of the checkpoint, and call `finalize`.
+        """Load every parameter, in the checkpoint's dtype, and call `finalize`.
 
         Layers become quantized layers if their tensors are quantized.
 
         Raises:
-            CheckpointError: A tensor is missing or has the wrong shape. No data has been read in this case.
+            CheckpointError: A tensor is missing or has the wrong shape. This is detected before any data is read.
         """
         for path, names in checked_sources(self, checkpoint).items():
             arrays = [checkpoint[name] for name in names]
@@ -373,9 +373,9 @@ def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> Sources:
 
 
 def with_quantized(model: EncoderDecoder, sources: Sources, checkpoint: Checkpoint) -> Sources:
-    """Quantize the layers for which the checkpoint has scales, and add the sources of their scales and biases.
+    """Quantize the layers for which the checkpoint contains scales, and add the sources of their scales and biases.
 
-    Bits and group size follow from the shapes, so the folder need not store them.
+    Bits and group size are derived from the shapes, so the folder need not store them.
     """
     settings: dict[str, dict[str, int]] = {}
     expanded: Sources = {}
@@ -408,7 +408,7 @@ def is_read_by_pass(path: str, *, has_head: bool) -> bool:
 
 
 def quantizable(model: EncoderDecoder, sources: Mapping[str, tuple[str, ...]], group_size: int) -> dict[str, set[str]]:
-    """Return the tensor names of each layer whose columns divide evenly into groups, by the layer's path."""
+    """Return the tensor names of each layer whose columns divide evenly into groups, keyed by the layer's path."""
     shapes = dict(tree_flatten(model.parameters()))
     layers = {path for path, module in model.named_modules() if hasattr(module, "to_quantized")}
     return {

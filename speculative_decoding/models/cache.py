@@ -1,11 +1,11 @@
-"""The KV cache of a decoder: self-attention keys and values, and the cross keys and values of the source.
+"""A decoder's KV cache: self-attention keys and values, and the source's cross keys and values.
 
 A cache has one row per output, and each row has its own offset. All rows grow together, but each can be rolled back
-separately, to an absolute offset, without moving data. With beams, a request has several adjacent rows that share its
-cross keys and values. The cache is independent of drafts and of the model's position scheme.
+separately to an absolute offset, without moving data. With beams, a request occupies several adjacent rows that share
+its cross keys and values. The cache is independent of drafts and of the model's position scheme.
 
 Buffers have only a few sizes, and a pass attends over the whole buffer. Passes therefore have few shapes, and each
-shape is compiled once. The model masks stale entries after a row's offset.
+shape is compiled once. Entries past a row's offset are stale, and the model masks them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_CAPACITY = 32  # output tokens; doubled when full
 
 @dataclass
 class CrossAttentionCache:
-    """The cross keys and values of one decoder layer. A pass over complete outputs needs no other cache.
+    """One decoder layer's cross keys and values. A pass over complete outputs needs no other cache.
 
     Shapes: P prompts, H heads of width D, S source tokens. P divides the number of rows B; B / P adjacent rows attend
     over the same prompt.
@@ -43,7 +43,7 @@ class CrossAttentionCache:
         self.cross_values = mx.take(self.cross_values, prompts, axis=0)
 
     def assign_prompt(self, slot: int, fresh: CrossAttentionCache, index: int) -> None:
-        """Replace one prompt with a prompt of `fresh`. Other prompts are copied only if the source capacity grows."""
+        """Replace one prompt with one from `fresh`. Other prompts are copied only if the source capacity grows."""
         length = fresh.cross_keys.shape[2]
         if (extra := length - self.cross_keys.shape[2]) > 0:
             self.cross_keys = grow(self.cross_keys, extra)
@@ -53,7 +53,7 @@ class CrossAttentionCache:
             buffer[slot, :, length:] = 0
 
     def append(self, keys_values: mx.array) -> mx.array:
-        """Return new keys and values (2, B, H, L, D) unchanged, because this class stores no earlier ones."""
+        """Return the new keys and values (2, B, H, L, D) unchanged, because this class does not store earlier ones."""
         return keys_values
 
     def num_keys(self, length: int) -> int:
@@ -93,7 +93,7 @@ class LayerCache(CrossAttentionCache):
 
 
 def capacity_for(size: int) -> int:
-    """Return the capacity of a cache that has grown to hold this many output tokens."""
+    """Return the capacity of a cache after it has grown to hold this many output tokens."""
     capacity = MIN_CAPACITY
     while capacity < size:
         capacity *= 2
@@ -121,7 +121,7 @@ def padding_mask(mask: mx.array, dtype: mx.Dtype) -> mx.array:
 
 @dataclass
 class DecoderCache:
-    """The caches of all layers for one request or a batch of requests.
+    """All layers' caches for one request or a batch of requests.
 
     Methods that return a value must not change the cache; wrappers rely on this to detect changes.
 
@@ -129,7 +129,7 @@ class DecoderCache:
         source_mask: Additive, (P, 1, 1, S): -inf after the end of each source.
         offsets: The number of tokens in each row.
         beams: Rows per request; B = P * beams.
-        recorded_layers: The layers whose hidden states each pass records in `hidden`, for a draft head.
+        recorded_layers: The layers whose hidden states every pass records in `hidden` for a draft head.
         hidden: The hidden states of the last pass, (B, L, d_model) for each recorded layer.
     """
 
@@ -144,7 +144,7 @@ class DecoderCache:
     def empty(
         cls, projections: Sequence[tuple[mx.array, mx.array]], source_mask: mx.array, beams: int = 1
     ) -> DecoderCache:
-        """Return a cache without tokens, for the cross keys and values of each layer, both (P, H, S, D)."""
+        """Return a cache without tokens, given each layer's cross keys and values, both (P, H, S, D)."""
         rows = len(source_mask) * beams
         layers = []
         for keys, values in projections:
@@ -185,12 +185,12 @@ class DecoderCache:
         return range(request * self.beams, (request + 1) * self.beams)
 
     def write_index(self, length: int) -> mx.array:
-        """Return the positions at which `length` new tokens per row are written.
+        """Return the positions at which a pass writes `length` new tokens per row.
 
         Returns:
             The position of each element, (2, B, H, length, D). For a single row on a CPU, only the first position,
-            (1,): writing a slice takes half the time there, but needs two kernels on a GPU. With 8 rows, writing one
-            slice per row takes three times as long (docs/decisions/host-time.md).
+            (1,): there, writing a slice takes half the time of writing each element, but on a GPU it needs two kernels.
+            With 8 rows, writing one slice per row would take three times as long (docs/decisions/host-time.md).
         """
         if self.rows == 1 and not on_gpu():
             return mx.array(self.offsets)
@@ -199,7 +199,7 @@ class DecoderCache:
         return mx.broadcast_to(mx.array(positions[:, None, :, None]), (2, batch, heads, length, width))
 
     def reserve(self, size: int) -> None:
-        """Grow to a capacity of at least `size` tokens. Reserve in advance to keep the shape of passes constant."""
+        """Grow to a capacity of at least `size` tokens. Reserving in advance keeps the shape of passes constant."""
         extra = max(self.capacity, capacity_for(size)) - self.capacity
         if extra:
             for layer in self.layers:
@@ -210,7 +210,7 @@ class DecoderCache:
         self.offsets = [offset + length for offset in self.offsets]
 
     def trim_to(self, offset: int | Sequence[int]) -> None:
-        """Roll back all rows to one offset, or each row to a separate offset. Rows never move forward."""
+        """Roll back all rows to one offset, or each row to its own. Offsets never increase."""
         offsets = [offset] * self.rows if isinstance(offset, int) else list(offset)
         if len(offsets) != self.rows:
             raise ValueError(f"{len(offsets)} offsets for {self.rows} rows")
@@ -228,7 +228,7 @@ class DecoderCache:
             layer.keys_values[:, row, :, start:] = 0
 
     def select(self, requests: Sequence[int]) -> None:
-        """Keep only these requests, in this order, and free the buffers of all others."""
+        """Keep only these requests, in this order, and free all other requests' buffers."""
         index = mx.array(list(requests))
         self.source_mask = mx.take(self.source_mask, index, axis=0)
         for layer in self.layers:
@@ -247,9 +247,9 @@ class DecoderCache:
         self.offsets = [self.offsets[row] for row in rows]
 
     def assign(self, slots: Sequence[int], fresh: DecoderCache) -> None:
-        """Replace the requests in these slots with the requests of `fresh`, including their decoded tokens.
+        """Replace the requests in these slots with those of `fresh`, including the tokens that they have decoded.
 
-        Other requests are neither moved nor copied, unless a new source exceeds the source capacity, which then grows.
+        Other requests are neither moved nor copied, unless a new source exceeds the source capacity and makes it grow.
         """
         count = fresh.rows // fresh.beams
         size = self.rows // self.beams

@@ -1,4 +1,4 @@
-"""The interface of all model configurations, and the validation of config.json fields."""
+"""The interface that all model configurations implement, and validation of config.json fields."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
-    """Sizes and variants of a Transformer layer.
+    """A Transformer layer's sizes and variants.
 
     scale: multiplies attention scores.
     attention_cap: the soft cap on attention scores, see `attend`.
     is_gated: whether the activations of the first half of the feed-forward units gate the second half (Shazeer 2020,
-        2002.05202).
-    norm_first: whether a norm precedes each block; otherwise it follows the residual sum.
+        arXiv 2002.05202).
+    norm_first: whether a norm precedes each block; otherwise, it follows the residual sum.
     """
 
     d_model: int
@@ -61,7 +61,7 @@ class LayerConfig:
     norm_first: bool = True
 
     def shard(self, ranks: int) -> Self:
-        """Return the sizes on one rank. With fewer key-value heads than ranks, several ranks hold the same head."""
+        """Return the sizes on one rank. If there are fewer key-value heads than ranks, ranks share heads."""
         sizes: dict[str, Any] = {name: max(getattr(self, name) // ranks, 1) for name in SHARDED}
         return replace(self, **sizes)
 
@@ -99,7 +99,7 @@ class EncoderDecoderConfig(Protocol):
 
 
 def require(name: str, value: Value, found: object, file: str = "config.json") -> Any:
-    """Return the validated content of a field of the file. Raises `CheckpointError` if `value` does not accept it."""
+    """Validate a field of the file, and return its value. Raises `CheckpointError` if `value` does not accept it."""
     try:
         return value.accept(found)
     except (ValueError, TypeError):
@@ -108,7 +108,7 @@ def require(name: str, value: Value, found: object, file: str = "config.json") -
 
 
 def checked_fields(config: type, raw: RawConfig, defaults: RawConfig, path: str = "") -> dict[str, Any]:
-    """Validate and return the fields of a configuration class, including special token ids if it has `eos_token_ids`.
+    """Validate and return a configuration class's fields, including special token ids if it declares `eos_token_ids`.
 
     Unknown keys are ignored.
 
@@ -132,7 +132,7 @@ def checked_fields(config: type, raw: RawConfig, defaults: RawConfig, path: str 
 
 
 def checked_ids(raw: RawConfig, vocab_size: int) -> dict[str, Any]:
-    """Validate and return the special token ids by field name. `eos_token_id` may be a list.
+    """Validate and return the special token ids, keyed by field name. `eos_token_id` may be a list.
 
     Raises:
         CheckpointError: An id is outside the vocabulary.

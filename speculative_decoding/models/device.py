@@ -21,18 +21,18 @@ def gpu_info() -> dict[str, Any]:
 
 
 def gpu_generation() -> int | None:
-    """Return the generation of an Apple GPU: 13 for M1, 14 for M2, ..., 17 for M5. Returns None for other devices."""
+    """Return an Apple GPU's generation: 13 for M1, 14 for M2, ..., 17 for M5. Returns None for other devices."""
     match = re.fullmatch(r"applegpu_g(\d\d)[a-z]", gpu_info().get("architecture", ""))
     return int(match[1]) if match else None
 
 
 def emulates_bfloat16() -> bool:
-    """Return whether the GPU computes bfloat16 in software, as M1 and M2 do. float16 is faster there."""
+    """Return whether the GPU emulates bfloat16 in software, like M1 and M2. There, float16 is faster."""
     return gpu_generation() in (13, 14)
 
 
 def uses_tf32() -> bool | None:
-    """Return whether MLX computes float32 matmuls of several rows in TF32; None on systems other than macOS.
+    """Return whether MLX computes float32 matmuls with several rows in TF32, or None on systems other than macOS.
 
     This follows `is_nax_available` and `enable_tf32` in MLX.
     """

@@ -1,12 +1,12 @@
 """Draft head: a small network that reads the target's hidden states and drafts tokens one by one.
 
-It has no encoder and no KV cache; its state is one vector. A step combines the last token with the state and attends
-over the target's cross-attention cache of the last layer. It ends with a feed-forward block and a norm. There are no
-other norms, because every additional operation slows down a step (docs/decisions/draft-head.md). The target's output
-head converts the state to logits.
+It has no encoder and no KV cache; its state is a single vector. A step combines the last token with the state and
+attends over the target's cross-attention cache of the last layer. It ends with a feed-forward block and a norm. There
+are no other norms, because every additional operation makes a step slower (docs/decisions/draft-head.md). The target's
+output head converts the state to logits.
 
-After a verification, the state is computed from the target's hidden states of several layers, called "features" as in
-EAGLE (Li et al. 2024, 2401.15077), which uses one layer.
+After a verification, the state is computed from the target's hidden states after several layers. They are called
+"features" as in EAGLE (Li et al. 2024, arXiv 2401.15077), which uses only one layer.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class DraftHeadConfig:
-    """Sizes of a draft head, and the tokens that it may propose.
+    """A draft head's sizes, and the tokens that it may propose.
 
     d_model: the width of the target's decoder.
     heads, head_width: as in the target's cross-attention.
     d_ff: number of feed-forward units.
-    layers: the target's decoder layers whose states are the features, including the last layer.
-    frequent: ids that the head may propose for any source, most frequent first; empty means all ids.
+    layers: the target's decoder layers whose states serve as features, including the last layer.
+    frequent: ids that the head may propose for any source, ordered by descending frequency; empty means all ids.
     by_source: for each source id, additional ids that the head may propose.
     acceptance: the acceptance rate by draft position on held-out text, given that the previous tokens were accepted;
         empty means unknown.
@@ -83,7 +83,7 @@ class DraftHead(nn.Module):
 
     @classmethod
     def for_target(cls, target: EncoderDecoder, layers: Sequence[int], seed: int = 0) -> DraftHead:
-        """Return an untrained head that reads the states of these decoder layers of the target."""
+        """Return an untrained head that reads the states after these decoder layers of the target."""
         width = target.config.d_model
         decoder = target.config.decoder
         config = DraftHeadConfig(
@@ -124,7 +124,7 @@ class DraftHead(nn.Module):
             weights[name] = gain * noise
         width = self.config.d_model
         count = len(self.config.layers)
-        shares = [*[0.0] * (count - 2), 0.3, 0.7][-count:]  # mostly the states of the last layer
+        shares = [*[0.0] * (count - 2), 0.3, 0.7][-count:]  # mostly the last layer's states
         weights["combine.weight"] += mx.concatenate([share * mx.eye(width) for share in shares], axis=1)
         weights["join_state.weight"] += 0.7 * mx.eye(width)
         weights["join_token.weight"] = (weights["join_token.weight"] + 0.3 * mx.eye(width)) / embedding_size
@@ -133,7 +133,7 @@ class DraftHead(nn.Module):
 
     @property
     def start_state(self) -> mx.array:
-        """The initial state (d,), before any token is verified."""
+        """The initial state (d,), used until a token has been verified."""
         return normed(self.start)
 
     def features(self, hidden: mx.array) -> mx.array:
@@ -175,7 +175,7 @@ class DraftHead(nn.Module):
         return state, self.outputs(state)
 
     def outputs(self, state: mx.array) -> mx.array:
-        """Return the input of the target's output head; it has the shape of the state."""
+        """Return the input of the target's output head, which has the same shape as the state."""
         return state * self.norm
 
     def with_frequent(self, ids: Sequence[int], by_source: Mapping[int, Sequence[int]] | None = None) -> DraftHead:
@@ -227,7 +227,7 @@ class DraftHead(nn.Module):
 
 
 def normed(x: mx.array, epsilon: float = EPSILON) -> mx.array:
-    """RMS norm without a weight."""
+    """Apply an RMS norm without a weight."""
     return mx.fast.rms_norm(x, None, epsilon)
 
 
@@ -236,5 +236,5 @@ def root_mean_square(x: mx.array) -> float:
 
 
 def default_layers(decoder_layers: int) -> tuple[int, ...]:
-    """Return the indices of the layers that a head reads: at one and two thirds of the depth, and the last layer."""
+    """Return the indices of the layers that a head reads: those at one and two thirds of the depth, and the last."""
     return tuple(sorted({max(0, decoder_layers * part // 3 - 1) for part in (1, 2, 3)}))

@@ -23,7 +23,7 @@ Masks = Mapping[Window, mx.array]
 
 
 class Norm(DerivedWeight):
-    """RMS norm (Zhang and Sennrich 2019, 1910.07467) with the scale 1 + weight."""
+    """RMS norm (Zhang and Sennrich 2019, arXiv 1910.07467) that scales by 1 + weight."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class SelfAttention(nn.Module):
 
 
 def joined(keys: mx.array, values: mx.array) -> mx.array:
-    """Two arrays (B, H, L, D) -> (2, B, H, L, D) with one operation; `mx.stack` copies each array separately."""
+    """Two arrays (B, H, L, D) -> (2, B, H, L, D) in one operation; `mx.stack` would copy each array separately."""
     return mx.where(mx.array([True, False]).reshape(2, 1, 1, 1, 1), keys, values)
 
 
@@ -110,7 +110,7 @@ class Stack(nn.Module):
 
 
 class Gemma(EncoderDecoder):
-    """Base class of both models. `embedding` is the decoder's table, and also the head's if the two are tied."""
+    """Base class of both models. `embedding` is the decoder's table, and also serves as the head if they are tied."""
 
     config: GemmaConfig
 

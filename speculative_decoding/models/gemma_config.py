@@ -1,4 +1,4 @@
-"""Configuration of T5Gemma and T5Gemma 2, and parsing of the config.json sections that they share."""
+"""The configuration of T5Gemma and T5Gemma 2, and parsing of the config.json sections that both use."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class StackFields:
     head_dim: Annotated[int, Int(2, 1 << 14)] = 256
     hidden_activation: Annotated[str, Text([*ACTIVATIONS])] = "gelu_pytorch_tanh"
     max_position_embeddings: Annotated[int, Int(1, MAX_POSITIONS)] = 8192
-    rms_norm_eps: Annotated[float, Number(1e-35, 1)] = 1e-6  # smaller values are zero in float32
+    rms_norm_eps: Annotated[float, Number(1e-35, 1)] = 1e-6  # smaller values underflow to zero in float32
     query_pre_attn_scalar: Annotated[float, Number(1e-6, 1e6)] = 256
     sliding_window: Annotated[int, Int(1, MAX_POSITIONS)] = 4096
     attention_bias: Annotated[bool, Bool()] = False
 
 
 class Defaults(NamedTuple):
-    """A family's defaults that differ from those of `StackFields`. soft_caps: None means no cap."""
+    """Those defaults of a family that differ from `StackFields`. soft_caps: None means no cap."""
 
     fields: RawConfig
     soft_caps: Mapping[str, float | None]
@@ -55,7 +55,7 @@ class LayerType:
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig(LayerConfig):
-    """The configuration of the encoder or the decoder. `layers` has the type of each layer."""
+    """The configuration of the encoder or the decoder. `layers` lists the type of each layer."""
 
     vocab_size: int
     norm_eps: float
@@ -77,7 +77,7 @@ class GemmaConfig:
     pad_token_id: int
     eos_token_ids: tuple[int, ...]
     decoder_start_token_id: int
-    boi_token_index: int = MAX_POSITIONS  # T5Gemma 2: the tokens at the start and the end of an image
+    boi_token_index: int = MAX_POSITIONS  # T5Gemma 2: the tokens at the start and end of an image
     eoi_token_index: int = MAX_POSITIONS
 
     @property
@@ -107,9 +107,9 @@ def joined_config(
     encoder: StackConfig,
     decoder: StackConfig,
 ) -> GemmaConfig:
-    """Combine the configurations of both stacks. Special tokens may be in `raw` or in the decoder's section.
+    """Combine both stacks' configurations. Special tokens may be specified in `raw` or in the decoder's section.
 
-    checkpoint: A checkpoint without duplicate tables. If it contains a head, the head is not tied.
+    checkpoint: A checkpoint without duplicate tables. A head that it contains is not tied.
     """
     if encoder.vocab_size != decoder.vocab_size:
         raise CheckpointError("config.json: 'encoder' and 'decoder' must have the same vocab_size")
@@ -149,7 +149,7 @@ class Section:
         self.require(fields.num_attention_heads % fields.num_key_value_heads == 0, "num_key_value_heads", expected)
 
     def require(self, holds: bool, name: str, expected: str, found: object = None) -> None:
-        """Raise `CheckpointError` for the field `name` unless `holds`."""
+        """Raise a `CheckpointError` that names the field `name` unless `holds` is true."""
         if not holds:
             found = getattr(self.fields, name) if found is None else found
             raise CheckpointError(f"config.json: {self.path + name!r} must be {expected}, not {short_repr(found)}")
@@ -162,11 +162,11 @@ class Section:
         rope_per_type: bool = False,
         caps_scores: bool = True,
     ) -> StackConfig:
-        """Return the configuration of the stack.
+        """Return the stack's configuration.
 
         Args:
             windows: The window of each type of layer.
-            full_attention_every: The default `sliding_window_pattern`. One layer in this many has full attention.
+            full_attention_every: The default `sliding_window_pattern` n: every n-th layer has full attention.
             rope_per_type: Whether each type of layer has separate rotary settings.
             caps_scores: Whether `attn_logit_softcapping` applies.
         """

@@ -1,4 +1,4 @@
-"""Parses generation_config.json: the fields that this package applies, and a note about ignored fields."""
+"""Parses generation_config.json: reads the fields that this package applies, and composes a note about ignored ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS: Mapping[str, Value] = {
     "length_penalty": option_specs()["length_penalty"].type,
     "early_stopping": option_specs()["early_stopping"].type,
 }
-# Ignored fields that would change the output -> the option to set instead, and its purpose.
+# Ignored field that would change the output -> the option to set instead, and that option's purpose.
 IGNORED: Mapping[str, tuple[str, str]] = {
     "num_beams": ("num_beams", " to use beam search"),
     "do_sample": ("temperature", " to sample"),
@@ -79,7 +79,7 @@ class GenerationConfig:
         for name in (name for name, value in checks.items() if isinstance(value, ListOf)):
             most = MAX_BAD_WORDS if name == "bad_words_ids" else vocab_size
             entries = known.get(name)
-            if isinstance(entries, list) and len(entries) > most:  # fail early, since each check takes time
+            if isinstance(entries, list) and len(entries) > most:  # fail early, because checking takes time
                 raise CheckpointError(f"{file}: {name!r} has too many entries (got {len(entries)}, at most {most})")
         found = {name: require(name, value, known[name], file) for name, value in checks.items() if name in known}
         bad_words = found.get("bad_words_ids", ())
@@ -87,7 +87,7 @@ class GenerationConfig:
             raise CheckpointError(
                 f"{file}: an entry of 'bad_words_ids' has too many ids (got {longest}, at most {MAX_REPEATED})"
             )
-        eos = {(token,) for token in eos_token_ids}  # Hugging Face drops entries that are only an EOS
+        eos = {(token,) for token in eos_token_ids}  # Hugging Face drops entries of just an EOS
         found["bad_words_ids"] = tuple(ids for ids in bad_words if ids and ids not in eos)
         never = {*found.get("suppress_tokens", ()), *(ids[0] for ids in found["bad_words_ids"] if len(ids) == 1)}
         if len(never.union(found.get("begin_suppress_tokens", ()))) == vocab_size:
@@ -96,7 +96,7 @@ class GenerationConfig:
         return cls(**found, ignored={name: known[name] for name in IGNORED if known.get(name)})
 
     def note(self, given: Collection[str] = ()) -> str | Message:
-        """Return a note about the ignored fields, or "". given: options set by the caller, which need no note."""
+        """Return a note about the ignored fields, or "". given: options that the caller has set, which need no note."""
         notes = []
         for name, value in self.ignored.items():
             option, purpose = IGNORED[name]
@@ -107,7 +107,7 @@ class GenerationConfig:
         return joined("; ", notes) if notes else ""
 
     def with_defaults(self, options: GenerationOptions, prefix_length: int) -> GenerationOptions:
-        """Return the options with None replaced by this model's values.
+        """Return the options with each None replaced by this model's value.
 
         prefix_length: the number of tokens before the output, including the start token.
         """

@@ -1,7 +1,7 @@
 """Linear layers, and the Transformer layers of T5 and BART (Vaswani et al. 2017, arXiv 1706.03762).
 
-Values that linear layers derive from their weights are evaluated once, and `rows_of` computes logits for a subset of
-the vocabulary. Gemma's layers share some parts of this module. Positions are encoded in the masks and embeddings, which
+Values that linear layers derive from their weights are evaluated only once, and `rows_of` computes logits for a subset
+of the vocabulary. Gemma's layers reuse parts of this module. Positions are encoded in the masks and embeddings, which
 the caller computes.
 """
 
@@ -22,9 +22,9 @@ Head = Callable[[mx.array], mx.array]
 
 
 class DerivedWeight(nn.Module):
-    """A layer that uses a value derived from its weight; `finalize_layers` evaluates this value once for all passes.
+    """A layer that uses a value derived from its weight. `finalize_layers` evaluates this value once for all passes.
 
-    After the weight is replaced, as in a training step, every pass derives the value again.
+    If the weight has been replaced since, as in a training step, every pass derives the value again.
     """
 
     @abstractmethod
@@ -49,7 +49,7 @@ def finalize_layers(module: nn.Module) -> None:
 class Linear(DerivedWeight, nn.Linear):
     """x (..., inputs) -> (..., outputs), with a weight (outputs, inputs).
 
-    `nn.Linear` transposes the weight in every pass, which adds a graph node each time.
+    Unlike this class, `nn.Linear` transposes the weight in every pass, which adds a graph node.
     """
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -73,11 +73,11 @@ def project(layer: nn.Module, x: mx.array, residual: mx.array | None = None) -> 
 
 
 def adds_rows_in_bounds(rows: int, inputs: int, outputs: int) -> bool:
-    """Return whether `mx.addmm` reads only the rows that its addend (rows, outputs) has.
+    """Return whether `mx.addmm` reads no memory past the end of its addend (rows, outputs).
 
-    One of Metal's matmul kernels reads up to 63 further rows and ignores them, but the GPU may fault. The kernels for
-    one row, and for few rows with many inputs, do not (docs/decisions/mlx-faults.md). Follows
-    `steel_matmul_regular_axpby` and "Split K" in mlx/backend/metal/matmul.cpp at commit 846d176.
+    One of MLX's Metal matmul kernels reads and ignores up to 63 rows past the end, but this may cause a GPU fault. The
+    kernels for one row, and for few rows with many inputs, never read past the end (docs/decisions/mlx-faults.md).
+    Follows `steel_matmul_regular_axpby` and "Split K" in mlx/backend/metal/matmul.cpp at commit 846d176.
     """
     tiles = -(-rows // 16) * -(-outputs // 16)
     splits_inputs = inputs >= max(rows, outputs, 128) and tiles <= 1024
@@ -92,10 +92,10 @@ def matrix(layer: nn.Module) -> mx.array:
 
 
 def rows_of(layer: nn.Module, ids: mx.array) -> Head:
-    """Return a function (B, L, d) -> (B, L, N) that multiplies by N rows of the weight, which may be quantized."""
+    """Return a function (B, L, d) -> (B, L, N) that multiplies by N rows of the (possibly quantized) weight."""
     parts = {name: layer[name][ids] for name in ("weight", "scales", "biases") if name in layer}
     if "scales" not in parts:
-        transposed = parts["weight"].T  # once, rather than in every product
+        transposed = parts["weight"].T  # transposed once, rather than in every product
         return lambda x: x @ transposed
     settings = {"bits": layer.bits, "group_size": layer.group_size, "mode": layer.mode}
     return lambda x: mx.quantized_matmul(x, parts["weight"], parts["scales"], parts.get("biases"), **settings)
@@ -176,7 +176,7 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """An encoder layer, or a decoder layer, which also attends over the encoder output.
 
-    Each block has a norm, either before it (`norm_first`) or after the residual connection.
+    Each block's norm is applied either before the block (`norm_first`) or after the residual connection.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Layer(nn.Module):
         return self.residual(x, self.ff_norm, self.ff)
 
     def residual(self, x: mx.array, norm: nn.Module, block: nn.Module, *rest: object) -> mx.array:
-        """Apply a block with its norm and its residual connection."""
+        """Apply a block, its norm and its residual connection."""
         if self.norm_first:
             return block(norm(x), *rest, residual=x)
         return norm(block(x, *rest, residual=x))

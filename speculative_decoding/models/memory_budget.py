@@ -1,4 +1,4 @@
-"""Estimates the memory for weights, prompts and batch slots, and limits the memory that MLX keeps."""
+"""Estimates how much memory weights, prompts and batch slots need, and limits how much MLX retains."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def slots_within(
     max_tokens: int,
     num_beams: int = 1,
 ) -> int:
-    """Return the number of slots, up to `slots`, that fit into memory together with the weights.
+    """Return the number of slots, at most `slots`, that fit into memory together with the weights.
 
-    Assumes the longest sources, and outputs of `max_tokens` tokens. Raises `InputError` if not even one slot fits.
+    Assumes sources of maximum length, and outputs of `max_tokens` tokens. Raises `InputError` if not even one slot
+    fits.
     """
     models = [model] if draft_model is None else [model, draft_model]
     longest = model.max_source_tokens or 512  # tokens
@@ -46,10 +47,10 @@ def slots_within(
 
 
 def slot_bytes(model: EncoderDecoder, source_tokens: int, max_tokens: int, num_beams: int = 1) -> int:
-    """Return the size in bytes of one prompt's caches and of its logits in a round.
+    """Return the total size in bytes of one prompt's caches and of its logits in a round.
 
-    A round has the logits of 17 positions (16 draft tokens). With beams, it has logits, logprobs, their sums and sorted
-    indices for each beam.
+    Without beams, a round computes the logits of 17 positions (16 draft tokens and the next token). With beams, it
+    computes logits, logprobs, their sums and sorted indices for each beam.
     """
     dtype = model.embed(mx.zeros((1, 1), mx.uint32)).dtype
     cache = model.make_cache(mx.zeros((1, source_tokens, model.encoder_width), dtype), beams=num_beams)
@@ -59,10 +60,10 @@ def slot_bytes(model: EncoderDecoder, source_tokens: int, max_tokens: int, num_b
 
 
 def require_encodable(model: EncoderDecoder, source_tokens: int) -> None:
-    """Raise `InputError` for a source that does not fit into memory, because attention needs quadratic memory."""
+    """Raise `InputError` for a source too long for memory: attention memory grows quadratically with the length."""
     if source_tokens <= MAX_BATCHED_SOURCE:
         return
-    matrices = 5  # float32 attention matrices of one layer that exist at the same time (measured: 3.3 to 4.7)
+    matrices = 5  # float32 attention matrices of one layer that exist simultaneously (measured: 3.3 to 4.7)
     needed = matrices * 4 * model.config.encoder.num_heads * source_tokens**2
     available = available_memory()
     if needed > available:
@@ -75,7 +76,7 @@ def require_encodable(model: EncoderDecoder, source_tokens: int) -> None:
 
 
 def require_reservable(model: EncoderDecoder, slots: int, max_tokens: int, num_beams: int) -> None:
-    """Raise `InputError` if KV caches that hold whole outputs do not fit into memory."""
+    """Raise `InputError` if KV caches for complete outputs do not fit into memory."""
     if max_tokens <= MAX_BATCHED_SOURCE:
         return
     needed = slots * slot_bytes(model, 1, max_tokens, num_beams)
@@ -90,13 +91,13 @@ def require_reservable(model: EncoderDecoder, slots: int, max_tokens: int, num_b
 
 
 def too_large(subject: str, weights: int, beside: int, way_out: Callable[[int], str]) -> InputError:
-    """Return the error for weights that exceed the physical memory.
+    """Return the error for weights that exceed physical memory.
 
     Args:
         subject: The subject of the error message.
         weights: The size of the weights in bytes.
-        beside: The size in bytes of a target that is loaded together with them.
-        way_out: Returns advice for using at most this many bytes.
+        beside: The size in bytes of a target that is loaded alongside them.
+        way_out: Returns advice on how to use at most the given number of bytes.
     """
     physical = physical_memory()
     target = f" beside the target's {beside / GB:.2f} GB" if beside else ""
@@ -107,7 +108,7 @@ def too_large(subject: str, weights: int, beside: int, way_out: Callable[[int], 
 
 
 def note_slow(subject: str, weights: int, available: int) -> None:
-    """Print a note that the weights fit into physical memory, but exceed the `available` part of it."""
+    """Print a note that the weights fit into physical memory, but exceed the part of it that is `available`."""
     note(
         f"{subject}: the weights take {weights / GB:.2f} GB and {available / GB:.2f} GB are available, so decoding "
         "may be slow; free memory, or use a smaller precision"
@@ -115,17 +116,17 @@ def note_slow(subject: str, weights: int, available: int) -> None:
 
 
 def fits(weights: int, available: int) -> bool:
-    """Return whether weights fit. 10 % is reserved for caches and, while loading, a copy of the largest weight."""
+    """Return whether weights fit. Reserves 10 % for caches and, during loading, for a copy of the largest weight."""
     return 1.1 * weights <= available
 
 
 @contextmanager
 def memory_limits() -> Iterator[None]:
-    """Keep weights in physical memory, and keep at most 1 GB of freed buffers, until the context ends.
+    """Until the context exits, keep weights in physical memory, and limit MLX's freed buffers to 1 GB.
 
-    By default, macOS may page out weights that have not been used for a while. MLX keeps freed buffers for later
-    arrays; with sources of many lengths, these buffers would fill most of the memory. The command line and the server
-    use these limits. They have no effect without Metal, and the wired limit needs macOS 15.
+    By default, macOS may page out weights that have not been used for a while. MLX retains freed buffers for later
+    arrays; with sources of many different lengths, these buffers would fill most of the memory. The command line and
+    the server use these limits. They have no effect without Metal, and the wired limit requires macOS 15.
     """
     info = gpu_info()
     if not info or not mx.metal.is_available():
@@ -154,8 +155,8 @@ def physical_memory() -> int:
 def available_memory() -> int:
     """Return the number of bytes that can still be allocated without slowing down the device.
 
-    With Metal, this is the recommended working set minus MLX's arrays. With CUDA, it is the free memory; on a Linux
-    CPU, the available memory; elsewhere, the physical memory.
+    This is the recommended working set minus MLX's arrays with Metal, the free memory with CUDA, the available memory
+    on a Linux CPU, and the physical memory elsewhere.
     """
     info = gpu_info()
     if "max_recommended_working_set_size" in info:

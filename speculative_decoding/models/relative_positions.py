@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 
 class RelativePositionBias(nn.Module):
-    """Learned biases for each distance bucket and head, for all layers of a stack.
+    """Learned biases for each distance bucket and head, for all of a stack's layers.
 
-    Either all layers share one table, or each layer has a separate table. weight: (tables * num_buckets, H).
+    Either all layers share one table, or each layer has its own. weight: (tables * num_buckets, H).
     """
 
     def __init__(self, tables: int, num_buckets: int, heads: int, max_distance: int, *, causal: bool) -> None:
@@ -26,10 +26,10 @@ class RelativePositionBias(nn.Module):
         self.causal = causal
 
     def __call__(self, windows: mx.array, offsets: mx.array, length: int) -> list[mx.array]:
-        """Return the additive mask of each table, (B, H, length, T).
+        """Return each table's additive mask, (B, H, length, T).
 
         Query i of a row has position offset + i, and key j has position j. Causal biases mask the future with -inf.
-        One gather serves all rows, tables and positions.
+        A single gather computes the masks for all rows, tables and positions.
 
         Args:
             windows: `self.windows(T)`.
@@ -37,8 +37,8 @@ class RelativePositionBias(nn.Module):
         """
         capacity = windows.shape[1]
         tables_and_heads = np.arange(self.tables * self.heads)[:, None]
-        # Each table and head has 2T - 1 biases. The window of position 0 starts in the middle, at distance 0. The
-        # window of each later position starts one bias earlier.
+        # There are 2T - 1 biases per table and head. Position 0's window starts in the middle, at distance 0. Each
+        # later position's window starts one bias earlier.
         starts = (2 * capacity - 1) * tables_and_heads + (capacity - 1) - np.arange(length)
         masks = mx.take(windows, mx.array(starts.astype(np.int32)) - offsets[:, None, None], axis=0)
         return [masks] if self.tables == 1 else [*mx.split(masks, self.tables, axis=1)]
@@ -46,9 +46,9 @@ class RelativePositionBias(nn.Module):
     def windows(self, capacity: int) -> mx.array:
         """Return the biases for the scores of a query at each position: (windows, T), where T is `capacity`.
 
-        For each table and head, one line of memory holds the biases of all distances, from -(T - 1) to T - 1. The keys
-        0 to T - 1 of a query at position p have the distances -p to T - 1 - p, which are T adjacent biases: a window
-        of the line. Windows overlap, so they are views.
+        For each table and head, the biases of all distances, from -(T - 1) to T - 1, are adjacent in memory. Relative
+        to a query at position p, keys 0 to T - 1 have distances -p to T - 1 - p, so their T biases are also adjacent.
+        These T biases are the query's window. Windows overlap and are therefore views.
         """
         tables = self.weight.reshape(self.tables, self.num_buckets, self.heads)
         if self.causal:  # an extra bucket with a bias of -inf, for future keys
@@ -61,11 +61,11 @@ class RelativePositionBias(nn.Module):
 
 @lru_cache(maxsize=32)
 def buckets_by_distance(length: int, causal: bool, num_buckets: int, max_distance: int) -> NDArray[np.int32]:
-    """Return the bucket of each distance, key position minus query position, from -(length - 1) to length - 1.
+    """Return the bucket of each distance (key position minus query position) from -(length - 1) to length - 1.
 
-    Each short distance has a separate bucket; longer distances share buckets on a logarithmic scale. Half of the
-    buckets are for the past, half for the future. If causal, all are for the past, and the masked future has an extra
-    bucket.
+    Each short distance has its own bucket; longer distances share buckets on a logarithmic scale. Half of the buckets
+    cover the past, the other half the future. If `causal`, all of them cover the past, and an extra bucket covers the
+    masked future.
     """
     signed = np.arange(-(length - 1), length)
     distance = np.abs(signed)

@@ -1,7 +1,7 @@
 """Rotary positions (Su et al. 2021, "RoFormer", 2104.09864) and attention windows.
 
-A key is rotated once, according to the position at which it is written. The cache holds rotated keys, so rollbacks move
-no data.
+A key is rotated once, by the position at which it is written. The cache stores rotated keys, so a rollback moves no
+data.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class Rope:
         offsets: (B,), or (1,) for all rows.
         """
         if len(offsets) < len(x):
-            offsets = offsets.squeeze(0)  # Metal reads an offset for every row unless it gets a scalar
+            offsets = offsets.squeeze(0)  # unless it is a scalar, Metal reads an offset for every row
         width = x.shape[-1]
         return mx.fast.rope(x, width, traditional=False, base=self.base, scale=1 / self.factor, offset=offsets)
 
 
 @dataclass(frozen=True)
 class Window:
-    """The number of positions before and after its own position that a query attends to. None means no limit."""
+    """How many positions before and after its own a query attends to. None means no limit."""
 
     past: int | None = None
     future: int | None = None
 
     def masked(self, offsets: mx.array, length: int, capacity: int) -> mx.array | None:
-        """Return a mask of the keys outside the window of each query. Token i of a row has position offset + i.
+        """Return a mask of the keys outside each query's window. Token i of a row has position offset + i.
 
         Args:
             offsets: (B,), or (1,) for all rows.

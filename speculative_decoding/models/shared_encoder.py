@@ -1,7 +1,7 @@
-"""Shares the target's encoder with a draft model whose encoder is identical, to save memory and an encoder pass.
+"""Shares the target's encoder with a draft model whose encoder is identical, which saves memory and an encoder pass.
 
-Examples are distilbart with bart-large-cnn, distil-large-v3 with whisper-large-v3, and other draft models whose decoder
-alone was distilled (Shleifer and Rush 2020, 2010.13002, "shrink and fine-tune").
+Examples are distilbart with bart-large-cnn, distil-large-v3 with whisper-large-v3, and other draft models in which only
+the decoder was distilled (Shleifer and Rush 2020, 2010.13002, "shrink and fine-tune").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DECODER_PREFIXES = ("decoder.", "head.")
 
 
 def share_encoder(target: EncoderDecoder, draft: EncoderDecoder) -> bool:
-    """Make the draft use the target's encoder arrays if they are bit-identical to its own. Returns whether they are."""
+    """Make the draft use the target's encoder arrays if the draft's own are bit-identical. Returns whether they are."""
     ours, theirs = encoder_parameters(target), encoder_parameters(draft)
     if not same_shape(target, draft) or ours.keys() != theirs.keys():
         return False
@@ -40,7 +40,7 @@ def shares_encoder(target: EncoderDecoder, draft: EncoderDecoder) -> bool:
 
 
 def encoder_parameters(model: EncoderDecoder) -> Mapping[str, mx.array]:
-    """Return the parameters that an encoder may use, by path."""
+    """Return the parameters that an encoder may use, keyed by path."""
     parameters: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
     # Only the decoder of a speech model reads token ids.
     prefixes = DECODER_PREFIXES if model.audio is None else (*DECODER_PREFIXES, "embedding.")
@@ -48,7 +48,7 @@ def encoder_parameters(model: EncoderDecoder) -> Mapping[str, mx.array]:
 
 
 def same_shape(target: EncoderDecoder, draft: EncoderDecoder) -> bool:
-    """Return whether the configurations are equal except for the decoder."""
+    """Return whether the models' configurations are equal, apart from the decoder."""
 
     def facts(model: EncoderDecoder) -> dict[str, Any]:
         return {name: value for name, value in asdict(model.config).items() if "decoder" not in name}  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""The source of a request: token ids, or audio frames for a speech model."""
+"""A request's source: token ids, or audio frames for a speech model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class AudioFrames:
-    """Log-mel frames of a window of audio, the source of a speech model. Two frames become one encoder position.
+    """The log-mel frames of an audio window, a speech model's source. Two frames become one encoder position.
 
     The encoder output is computed once per model and kept for the lifetime of this object, so that several requests can
-    decode the same window. Create a new object after changing the weights of an encoder.
+    decode the same window. Create a new object after changing an encoder's weights.
 
     frames: (T, mel bins), T even.
     others: The same window with other numbers of mel bins, for a draft model that needs them.
@@ -27,11 +27,11 @@ class AudioFrames:
     _encoder_outputs: dict[int, tuple[nn.Module, mx.array]] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
-        """Return the number of encoder positions, like the length of a list of token ids."""
+        """Return the number of encoder positions, the equivalent of the length of a list of token ids."""
         return self.frames.shape[0] // 2
 
     def of(self, num_mel_bins: int) -> mx.array:
-        """Return the frames with this number of mel bins. Raises `InputError` if there are none."""
+        """Return the frames that have this number of mel bins. Raises `InputError` if there are none."""
         for frames in (self.frames, *self.others):
             if frames.shape[1] == num_mel_bins:
                 return frames
@@ -47,10 +47,10 @@ class AudioFrames:
 
 
 class TextTokens(list[int]):
-    """The token ids of a text, and the text, which the ids may not determine: a tokenizer can change or drop parts.
+    """The token ids of a text, and the text itself, because a tokenizer can change or drop parts of it.
 
     text: The text; None if only the ids are known.
-    model: The model that accepts these ids, so that they need no further check.
+    model: The model for which the ids have been checked.
     """
 
     def __init__(self, ids: Sequence[int], text: str | None, model: nn.Module) -> None:
@@ -59,9 +59,9 @@ class TextTokens(list[int]):
         self.model = model
 
 
-Source = Sequence[int] | AudioFrames  # the source of a request
+Source = Sequence[int] | AudioFrames  # a request's source
 
 
 def token_ids(source: Source) -> Sequence[int]:
-    """Return the token ids of a source, or an empty list for audio."""
+    """Return a source's token ids, or an empty list for audio."""
     return [] if isinstance(source, AudioFrames) else source

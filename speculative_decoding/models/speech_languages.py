@@ -30,7 +30,7 @@ CODES = {name: code for code, name in NAMES.items()} | ALIASES
 def code_of_language(name: str) -> str:
     """Return the code of a language, given its name, an alias, its code or its token `<|code|>`.
 
-    Any other text is returned in lower case. No model has a language with such a code.
+    Any other string is returned in lower case. No model has a language with such a code.
     """
     name = name.strip().lower()
     if name.startswith("<|") and name.endswith("|>"):

@@ -1,8 +1,9 @@
 """T5: v1.0, v1.1, FLAN-T5, mT5, umT5, ByT5, MADLAD, CodeT5, Pile-T5.
 
-Raffel et al. 2020 (arXiv 1910.10683), section 2.1. Attention scores are not scaled, positions enter as a learned bias
-per distance bucket, and layer norms neither subtract the mean nor add a bias. Families differ in the feed-forward, in
-whether the head is tied to the embedding, and in whether layers share a position bias. The config determines all three.
+Raffel et al. 2020 (arXiv 1910.10683), section 2.1. Attention scores are not scaled, positions are encoded as a learned
+bias per distance bucket, and layer norms neither subtract the mean nor add a bias. Families differ in the feed-forward
+block, in whether the head is tied to the embedding, and in whether layers share a position bias. The config determines
+all three.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ class T5Config:
     num_decoder_layers: Annotated[int | None, Int(1, 512)] = None
     relative_attention_num_buckets: Annotated[int, Int(4, 1 << 14)] = 32
     relative_attention_max_distance: Annotated[int, Int(2, MAX_DISTANCE)] = 128
-    layer_norm_epsilon: Annotated[float, Number(1e-35, 1)] = 1e-6  # smaller values are zero in float32
+    layer_norm_epsilon: Annotated[float, Number(1e-35, 1)] = 1e-6  # smaller values underflow to zero in float32
     feed_forward_proj: Annotated[str, Text(FEED_FORWARDS)] = "relu"
     tie_word_embeddings: Annotated[bool, Bool()] = True
     # Whether decoder outputs are multiplied by d_model^-0.5 before the head. Defaults to `tie_word_embeddings`.
-    # transformers 5 writes this field, and always sets `tie_word_embeddings` to true.
+    # transformers 5 writes this field and always sets `tie_word_embeddings` to true.
     scale_decoder_outputs: Annotated[bool | None, Bool()] = None
-    # In folders rescaled for float16, the factors of the residual stream and of attention values.
+    # The factors by which the residual stream and attention values are scaled in folders rescaled for float16.
     residual_scale: Annotated[float, Number(1e-30, 1)] = 1.0
     value_scale: Annotated[float, Number(1e-30, 1)] = 1.0
     model_type: Annotated[str, Text()] = "t5"
@@ -84,11 +85,12 @@ class T5Config:
         max_distance = Int(config.relative_attention_num_buckets // 2 + 1, MAX_DISTANCE)
         require("relative_attention_max_distance", max_distance, config.relative_attention_max_distance)
         is_scaled = config.tie_word_embeddings if config.scale_decoder_outputs is None else config.scale_decoder_outputs
-        # transformers 5 never scales the outputs of mT5.
+        # transformers 5 never scales mT5's outputs.
         config = replace(config, scale_decoder_outputs=is_scaled and config.model_type != "mt5")
         if checkpoint is None:
             return config
-        # transformers 5 saves `tie_word_embeddings` as true for every T5, but still uses a head that differs.
+        # transformers 5 saves `tie_word_embeddings` as true for every T5, but still uses a head that differs from the
+        # embedding.
         return replace(config, tie_word_embeddings=HEAD not in checkpoint, has_source_embedding=SOURCE in checkpoint)
 
     @property
@@ -118,7 +120,7 @@ class T5Config:
 
     @property
     def bias_per_layer(self) -> bool:
-        """Whether each layer has a position bias (umT5); otherwise all layers share one."""
+        """Whether each layer has its own position bias (umT5); otherwise, all layers share one."""
         return self.model_type == "umt5"
 
 
@@ -139,7 +141,7 @@ class T5(EncoderDecoder):
             self.head = Linear(config.d_model, config.vocab_size, bias=False)
 
     def _stack(self, depth: int, ranks: int, *, is_decoder: bool) -> nn.Module:
-        """Return the layers of the encoder or decoder, their position biases, and the final norm."""
+        """Build the layers of the encoder or decoder, their position biases, and the final norm."""
         config = self.config
         sizes = config.encoder.shard(ranks)
         norm = partial(nn.RMSNorm, config.d_model, eps=config.layer_norm_epsilon)
@@ -218,7 +220,7 @@ class T5(EncoderDecoder):
 
 
 def layer_names(config: T5Config, *, has_cross_attention: bool) -> dict[str, list[str]]:
-    """Map the parameters of a layer to their tensors, as a table for `named`."""
+    """Map a layer's parameters to their tensors, as a table for `named`."""
     names = {
         "self_norm": ["0.layer_norm"],
         "self_attention.qkv": ["0.SelfAttention.q", "0.SelfAttention.k", "0.SelfAttention.v"],
@@ -241,7 +243,7 @@ def layer_names(config: T5Config, *, has_cross_attention: bool) -> dict[str, lis
 
 
 def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return config.json, and the checkpoint with each table stored once, under its name in `parameter_sources`."""
+    """Return config.json, and a checkpoint that stores each table once, under its name in `parameter_sources`."""
     has_head = HEAD in checkpoint and raw.get("tie_word_embeddings") is False  # no need to compare the head
     return raw, TABLES.without_duplicates(checkpoint, has_own_head=has_head)
 

@@ -1,12 +1,12 @@
-"""Rescales T5's weights so that activations fit in float16 and logits do not change.
+"""Rescales T5's weights so that activations fit in float16, without changing the logits.
 
-The residual stream of T5 can exceed float16's maximum of 65504. Every layer norm divides by the size of the stream, so
-the whole stream can be scaled by 2^-k: the embeddings and the output of each sublayer by 2^-k, the norms' epsilon by
-4^-k. Scaling by a power of two does not round, so the logits are equal. This module scales the weights of sublayers, or
-the quantization scales and biases of quantized weights. The model itself scales the embeddings, because the head may
-use the same matrix.
+The residual stream of T5 can exceed float16's maximum of 65504. Every layer norm divides by the magnitude of the
+stream, so the whole stream can be scaled by 2^-k: the embeddings and every sublayer's output are scaled by 2^-k, the
+norms' epsilon by 4^-k. Scaling by a power of two causes no rounding, so the logits do not change. This module scales
+sublayer weights, or their quantization scales and biases if they are quantized. The model itself scales the embeddings,
+because the head may use the same matrix.
 
-k is computed from an upper bound on the stream, which follows from the weights and holds for every input.
+k is computed from an upper bound on the stream, which is derived from the weights and holds for every input.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..errors import CheckpointError, Float16Error
 from .t5 import SHARED, SOURCE, T5Config, layer_names
 
 LIMIT = 2.0**15  # half of float16's range, as a margin for rounding
-# Near zero, float16 rounds to multiples of 2^-24, so smaller numbers have fewer significant bits than in bfloat16.
+# Near zero, float16 rounds to multiples of 2^-24, so numbers below this have fewer significant bits than in bfloat16.
 LEAST = 2.0**-16
 STACKS = ("encoder", "decoder")
 
 
 def for_float16(raw: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Checkpoint]:
-    """Return the config.json and weights of an equivalent model that fits in float16. Many models need no rescaling.
+    """Return the config.json and weights of an equivalent model that fits in float16. Many models fit unchanged.
 
     Raises:
-        Float16Error: The rescaled numbers are so small that float16 is less precise than bfloat16.
+        Float16Error: The rescaled weights are so small that float16 would be less precise than bfloat16.
     """
     config = T5Config.from_dict(raw, checkpoint)
     exponent = needed_exponent(config, checkpoint)
@@ -53,10 +53,10 @@ def for_float16(raw: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[Mapping
 
 
 class RescaledCheckpoint(Checkpoint):
-    """A checkpoint whose tensors are multiplied by powers of two.
+    """A checkpoint with some of its tensors multiplied by powers of two.
 
     Args:
-        exponents: Maps the name of each rescaled tensor to e, where its factor is 2^-e.
+        exponents: Maps the name of each rescaled tensor to e if the tensor is multiplied by 2^-e.
     """
 
     def __init__(self, inner: Checkpoint, exponents: Mapping[str, int]) -> None:
@@ -71,10 +71,10 @@ class RescaledCheckpoint(Checkpoint):
 
 
 def weight_exponents(config: T5Config, names: Set[str], exponent: int) -> dict[str, int]:
-    """Return the exponents of `RescaledCheckpoint` that scale the output of each sublayer by 2^-exponent."""
+    """Return exponents for `RescaledCheckpoint` that scale each sublayer's output by 2^-exponent."""
     exponents: dict[str, int] = {}
     for sublayer in chain.from_iterable(sublayers(config, stack) for stack in STACKS):
-        # Split the exponent between both matrices of a sublayer, to keep their values away from float16's subnormals.
+        # Split the exponent between a sublayer's two matrices, to keep their values above float16's subnormal range.
         half = exponent // 2 if sublayer.is_homogeneous else 0
         for name, each in ((sublayer.inputs[-1], half), (sublayer.output, exponent - half)):
             parts = [part_name(name, part) for part in ("scales", "biases")]
@@ -83,11 +83,11 @@ def weight_exponents(config: T5Config, names: Set[str], exponent: int) -> dict[s
 
 
 class Sublayer(NamedTuple):
-    """The tensor names of an attention or feed-forward sublayer.
+    """An attention or feed-forward sublayer's tensor names.
 
-    inputs: matrices that multiply the normed input. With a gate, there are two, and their results are multiplied.
-    output: the matrix whose result is added to the residual stream.
-    is_homogeneous: whether scaling the last input matrix scales the sublayer's output by the same factor.
+    inputs: matrices that multiply the normalized input. A gated sublayer has two, whose results are multiplied. output:
+    the matrix whose result is added to the residual stream.
+    is_homogeneous: whether scaling the last input matrix scales the output by the same factor.
     """
 
     norm: str
@@ -97,7 +97,7 @@ class Sublayer(NamedTuple):
 
 
 def sublayers(config: T5Config, stack: str) -> Iterator[Sublayer]:
-    """Yield all sublayers of "encoder" or "decoder", in order."""
+    """Yield all sublayers of `stack`, which is "encoder" or "decoder", in order."""
     names = layer_names(config, has_cross_attention=stack == "decoder")
     is_homogeneous = config.decoder.is_gated or config.decoder.activation == "relu"
     for i in range(config.num_layers if stack == "encoder" else config.decoder_layers):
@@ -120,15 +120,15 @@ def needed_exponent(config: T5Config, checkpoint: Checkpoint) -> int:
 
 
 def excess_exponent(bound: float) -> int:
-    """Return the smallest k with bound * 2^-k <= LIMIT."""
+    """Return the smallest k for which bound * 2^-k <= LIMIT."""
     return max(0, math.ceil(math.log2(bound / LIMIT))) if bound > 0 else 0
 
 
 def bounds(config: T5Config, checkpoint: Checkpoint) -> tuple[float, float]:
-    """Return upper bounds, for any input, on the residual stream and on the values inside sublayers.
+    """Return upper bounds, valid for any input, on the residual stream and on the values inside sublayers.
 
     A norm with weight g outputs g * u with |u| = sqrt(d_model). By Cauchy-Schwarz, row w of the next matrix yields at
-    most sqrt(d_model) * |w * g|. Attention averages its values, and activations do not increase magnitudes.
+    most sqrt(d_model) * |w * g|. Attention averages its values, and activation functions do not increase magnitudes.
     """
 
     def row_bounds(matrix: str, norm: str) -> mx.array:
@@ -144,7 +144,7 @@ def bounds(config: T5Config, checkpoint: Checkpoint) -> tuple[float, float]:
             values = math.prod((row_bounds(matrix, sublayer.norm) for matrix in sublayer.inputs), start=mx.array(1.0))
             stream = stream + mx.abs(read_matrix(checkpoint, sublayer.output, values.size)) @ values
             insides.append(values.max())
-            mx.eval(stream, insides)  # one sublayer at a time, so that few weights are in memory
+            mx.eval(stream, insides)  # evaluate sublayers one at a time, so that few weights are in memory
         streams.append(stream.max())
     return float(mx.stack(streams).max()), float(mx.stack(insides).max())
 

@@ -113,7 +113,7 @@ class T5Gemma(Gemma):
 
 
 def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return config.json, and the checkpoint with each table stored once, under its name in `parameter_sources`."""
+    """Return config.json, and a checkpoint that stores each table once, under its name in `parameter_sources`."""
     is_tied = raw.get("tie_word_embeddings") is not False
     return raw, TABLES.without_duplicates(checkpoint, is_tied=is_tied)
 

@@ -46,7 +46,7 @@ DEFAULTS = Defaults(
     {"max_position_embeddings": 1 << 17}, {"attn_logit_softcapping": None, "final_logit_softcapping": None}
 )
 IMAGE_TOKENS = {"boi_token_index": 255_999, "eoi_token_index": 256_000}
-TEXT_MODEL = "model.encoder.text_model"  # the encoder's name in transformers 5; files omit the last part
+TEXT_MODEL = "model.encoder.text_model"  # the encoder's name in transformers 5; files omit ".text_model"
 ENCODERS = (TEXT_MODEL, "model.encoder")
 ENCODER_TABLES = [f"{encoder}.embed_tokens" for encoder in ENCODERS]
 DECODER_TABLE = "model.decoder.embed_tokens"
@@ -112,7 +112,7 @@ class Keys(NamedTuple):
 
 
 def attend_together(queries: mx.array, parts: Sequence[Keys], scale: float) -> mx.array:
-    """Attend over several parts, as `attend` does over one, with a single softmax over the keys of all parts.
+    """Attend over several parts like `attend` over one, with a single softmax over the keys of all parts.
 
     Only the scores are concatenated; keys and values are not copied.
     """
@@ -155,7 +155,7 @@ class DecoderLayer(nn.Module):
 
 
 class T5Gemma2(Gemma):
-    """T5Gemma 2. One table embeds sources and outputs; the end-of-image token has a separate embedding."""
+    """T5Gemma 2. A single table embeds sources and outputs; the end-of-image token has a separate embedding."""
 
     def __init__(self, config: GemmaConfig, ranks: int = 1) -> None:
         super().__init__(config, ranks, norm_heads=True)
@@ -203,14 +203,14 @@ def encoder_prefix(names: Set[str]) -> str:
 
 
 def token_tables(names: Set[str]) -> TokenTables:
-    """Return the names of the tables in a checkpoint that `adapted` returned. `shared` is the encoder's table."""
+    """Return the names of the tables in a checkpoint returned by `adapted`. `shared` is the encoder's table."""
     return TokenTables(EMBEDDING, HEAD, shared=f"{encoder_prefix(names)}.embed_tokens.weight")
 
 
 def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return config.json, and the checkpoint with each table stored once, under its name in `parameter_sources`.
+    """Return config.json, and a checkpoint that stores each table once, under its name in `parameter_sources`.
 
-    Raises `CheckpointError` if encoder and decoder have different tables.
+    Raises `CheckpointError` if the encoder's and the decoder's tables differ.
     """
     embedding = f"{encoder_prefix(checkpoint.keys())}.embed_tokens"
     names = dict[str, str]()

@@ -16,13 +16,13 @@ Sources = dict[str, tuple[str, ...]]  # see `EncoderDecoder.parameter_sources`
 
 
 def named(table: Mapping[str, Sequence[str]], ours: str, theirs: str, suffixes: Sequence[str] = ("weight",)) -> Sources:
-    """Return the sources of one part of a model.
+    """Return the sources of the parameters in one part of a model.
 
     Args:
         table: Maps our parameter names to tensor names, without prefixes and suffixes.
         ours: Prefix of our parameter names.
-        theirs: Prefix of the tensor names.
-        suffixes: Suffixes of both names.
+        theirs: Prefix of the checkpoint's tensor names.
+        suffixes: Suffixes that both names share.
     """
     return {
         f"{ours}{path}.{suffix}": tuple(f"{theirs}{name}.{suffix}" for name in names)
@@ -33,15 +33,15 @@ def named(table: Mapping[str, Sequence[str]], ours: str, theirs: str, suffixes: 
 
 @dataclass(frozen=True)
 class TokenTables:
-    """The names of a family's tables with one row per token, which files store once if they are equal.
+    """The names of a family's tables with one row per token. Files store equal tables only once.
 
-    Any table may be missing. A missing table equals `shared`, or the first existing table of `stand_ins` if `shared` is
-    also missing. This is the rule of transformers 5.24 (`PreTrainedModel.tie_weights`), which compares the tables
+    Any table may be missing. A missing table equals `shared`, or the first table in `stand_ins` that exists if `shared`
+    is also missing. This is the rule in transformers 5.24 (`PreTrainedModel.tie_weights`), which compares the tables
     regardless of config.json.
 
     decoder: The embedding of the decoder's tokens.
     head: The output head.
-    source: The embedding of source tokens, if it may equal the decoder's.
+    source: The embedding of source tokens, if it can be equal to the decoder's.
     shared: The table that the others equal by default.
     stand_ins: Tables to use for a missing `shared`, in order of preference.
     """
@@ -64,10 +64,10 @@ class TokenTables:
     def without_duplicates(
         self, checkpoint: Checkpoint, *, is_tied: bool = True, has_own_head: bool = False
     ) -> CheckpointView:
-        """Return the checkpoint with `embedding`, and `source` and `head` only if they differ from it.
+        """Return a view of the checkpoint with `embedding`, and with `source` and `head` only if they differ from it.
 
-        is_tied: whether any table may stand in for a missing one. If false, only `shared` may, and not for the head.
-        has_own_head: whether to keep the head without comparing it.
+        is_tied: whether any table may stand in for a missing one. If false, only `shared` may, and not for a missing
+        head. has_own_head: whether to keep the head without comparing it.
         """
         candidates = [self.shared, *(self.stand_ins if is_tied else ())]
         fallback = next((name for name in candidates if name in checkpoint), None)
@@ -94,7 +94,7 @@ class TokenTables:
 
 
 def are_same(checkpoint: Checkpoint, first: str | None, second: str | None) -> bool:
-    """Return whether both tensors exist, with the same quantized parts, and are equal."""
+    """Return whether both tensors exist, have the same quantized parts, and are equal."""
     if first is None or second is None:
         return first is second
     pairs = [(part_name(first, part), part_name(second, part)) for part in QUANTIZED_PARTS]

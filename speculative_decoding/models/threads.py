@@ -1,4 +1,4 @@
-"""Threads and child processes that use MLX."""
+"""Support for using MLX in threads and child processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import InputError
 
 
 class ThreadStreams:
-    """Destroys the streams of a thread when the thread ends and its thread-local values are deleted."""
+    """Destroys a thread's streams when the thread ends and its thread-local values are deleted."""
 
     def __del__(self) -> None:
         mx.clear_streams()
@@ -26,14 +26,14 @@ _was_used_before_fork = False
 
 
 def use_mlx() -> None:
-    """Prepare the current thread to compute. Call this before the first computation; the cost is negligible.
+    """Prepare the current thread for computation. Call this before the first computation; it costs almost nothing.
 
     MLX (0.32.4) starts a worker for each thread that computes on a CPU. If the thread ends before its worker, the
     process aborts on exit.
 
     Raises:
         InputError: This process was forked from a process that has computed. MLX's workers exist only in the parent,
-            so a computation would never end.
+            so computations would hang.
     """
     global _is_used
     if _was_used_before_fork:
@@ -48,10 +48,10 @@ def use_mlx() -> None:
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Prepare the current thread to compute, and make other threads wait until the end of the block.
+    """Prepare the current thread for computation, and make other threads wait until the block ends.
 
-    Models keep tables and compiled passes, and sessions learn from each round. A turn never includes a `yield`, so an
-    unfinished stream blocks no thread.
+    Turns protect the tables and compiled passes that models keep, and the statistics that sessions collect in each
+    round. A turn never includes a `yield`, so an unfinished stream blocks no other thread.
     """
     use_mlx()
     with _turn:

@@ -123,7 +123,7 @@ class Whisper(EncoderDecoder):
     def encode(self, frames: mx.array, mask: mx.array | None = None) -> mx.array:
         """Log-mel frames (B, 2 * S, mel bands) -> encoder output (B, S, d_model).
 
-        mask: (B, S), False on padding. The frames of padding must be zero.
+        mask: (B, S), False on padding. Padding frames must be zero.
         """
         x = frames.astype(self.convolutions[0].bias.dtype)
         for convolution in self.convolutions:
@@ -131,9 +131,9 @@ class Whisper(EncoderDecoder):
         return self.encoder.encode(x, mask)
 
     def encode_rows(self, sources: Sequence[Source]) -> list[mx.array]:
-        """Return the encoder output (1, S, d_model) of each window, computed once; see `AudioFrames`.
+        """Return each window's encoder output (1, S, d_model), which is computed only once; see `AudioFrames`.
 
-        Windows are encoded one by one, because a single window has enough positions for efficient matmuls.
+        Windows are encoded one by one, because a single window already has enough positions for efficient matmuls.
         """
         windows = [source for source in sources if isinstance(source, AudioFrames)]
         return [window.encoder_output(self, self.config.num_mel_bins, self.encode_window) for window in windows]
@@ -195,10 +195,10 @@ class Whisper(EncoderDecoder):
         return mx.stack([scores[layer][0, head] for layer, head in heads]), self.final_states(x)[None]
 
     def head_weights(self, d_ff: int) -> dict[str, mx.array]:
-        """Return the cross-attention and the strongest feed-forward units of the last layer.
+        """Return the last layer's cross-attention and its strongest feed-forward units.
 
-        The weights of the preceding norms are folded in; their biases are not. In magnitude, the state of the draft
-        head is about twice the state of the layer.
+        The weights of the preceding norms are folded in; their biases are not. The draft head's state has about twice
+        the magnitude of the layer's.
         """
         layer = self.decoder.layers[-1]
         attention = layer.cross_attention
@@ -236,7 +236,7 @@ class Whisper(EncoderDecoder):
 
 
 class NoiseFrames(AudioFrames):
-    """A window of noise for any number of mel bins, used to measure and warm up models."""
+    """A window of noise with any number of mel bins, used to measure and warm up models."""
 
     def of(self, num_mel_bins: int) -> mx.array:
         return mx.random.normal((len(self.frames), num_mel_bins), key=mx.random.key(0))
@@ -250,7 +250,7 @@ KEY_BIAS = ".k_proj.bias"
 
 
 class WithKeyBiases(Checkpoint):
-    """Adds zero biases to Whisper's key projections, which have none, so that one matmul gives keys and values."""
+    """Adds zero biases to Whisper's key projections, which have none, so that one matmul computes keys and values."""
 
     def __init__(self, inner: Checkpoint) -> None:
         self._inner = inner
@@ -267,7 +267,7 @@ class WithKeyBiases(Checkpoint):
 
 
 class MLXWhisperCheckpoint(Checkpoint):
-    """A checkpoint of mlx-whisper with Hugging Face's tensor names.
+    """An mlx-whisper checkpoint with Hugging Face's tensor names.
 
     mlx-whisper uses OpenAI's names, transposes the convolutions, and does not store the encoder's sinusoids.
     """
@@ -345,7 +345,7 @@ def hugging_face_config(raw: RawConfig) -> dict[str, Any]:
 
 
 def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return config.json, and the checkpoint with every tensor under its name in `parameter_sources`."""
+    """Return config.json, and a checkpoint with every tensor under its name in `parameter_sources`."""
     if "encoder.ln_post.weight" in checkpoint:
         if (heads := "alignment_heads") in checkpoint:
             raw = {**raw, heads: checkpoint[heads].tolist()}
@@ -359,5 +359,5 @@ ARCHITECTURE = Architecture(
     WhisperConfig.from_dict,
     adapted,
     lambda _: TABLES,
-    fits_float16=lambda _: True,  # OpenAI publishes the weights in float16
+    fits_float16=lambda _: True,  # the weights that OpenAI publishes are in float16
 )

@@ -1,4 +1,4 @@
-"""The special token ids of a Whisper model, from OpenAI's layout, the tokenizer and generation_config.json."""
+"""A Whisper model's special token ids, from OpenAI's layout, the tokenizer and generation_config.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..sampling.values import Bool, Int, ListOf, Text, Value
 from .config import require
 from .speech_languages import code_of_language
 
-MULTILINGUAL_SIZE = 51865  # ids; OpenAI's English-only vocabularies have one fewer, and large-v3 has one more
+MULTILINGUAL_SIZE = 51865  # ids; OpenAI's English-only vocabularies have one id fewer, and large-v3's has one more
 ENGLISH_END = 50256  # the end-of-text token of English-only models
 NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
 SPECIAL_PIECES = {
@@ -27,17 +27,17 @@ SPECIAL_PIECES = {
 
 @dataclass(frozen=True, kw_only=True)
 class AudioConfig:
-    """The sizes of a speech model's source, the model's special token ids, and its defaults.
+    """A speech model's source sizes, special token ids and defaults.
 
     window_frames: The longest source, in frames of 10 ms.
-    previous: The token that precedes the text before the window.
-    timestamp_begin: The token of 0.00 s; the timestamp of position i is `timestamp_begin` + i.
+    previous: The token that precedes the text transcribed before the window.
+    timestamp_begin: The token for 0.00 s; position i has the timestamp `timestamp_begin` + i.
     languages: Language code -> token. Empty for English-only models.
-    alignment_heads: (layer, head) of the cross-attention heads that align tokens with the speech.
-    alignment_note: Why `alignment_heads` differs from generation_config.json, or "".
-    max_initial_timestamp_index: The largest first timestamp, in encoder positions.
+    alignment_heads: (layer, head) of each cross-attention head that aligns tokens with the speech.
+    alignment_note: The reason why `alignment_heads` differs from generation_config.json, or "".
+    max_initial_timestamp_index: The maximum of the first timestamp, in encoder positions.
     unused: Ids after the timestamps that only pad the vocabulary.
-    suppressed, begin_suppressed: Tokens that never occur, or never at the start. None: as in openai-whisper.
+    suppressed, begin_suppressed: Tokens that are never generated, or never at the start. None: as in openai-whisper.
     language, task: The model's defaults, or None.
     """
 
@@ -64,7 +64,7 @@ class AudioConfig:
 
     @property
     def timestamp_end(self) -> int:
-        """The first id after the timestamps. Tokens that were added to the vocabulary may follow."""
+        """The first id after the timestamps, where tokens that were added to the vocabulary may start."""
         return self.timestamp_begin + self.window_frames // 2 + 1
 
     def is_timestamp(self, token: int) -> bool:
@@ -76,11 +76,11 @@ class AudioConfig:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The model's defaults for the options of a transcription."""
+        """The model's defaults for transcription options."""
         return {name: value for name in ("language", "task") if (value := getattr(self, name)) is not None}
 
     def start_tokens(self, language: str, task: str = "transcribe") -> list[int]:
-        """Return the ids that start every output: startoftranscript, and for multilingual models language and task."""
+        """Return the ids that start every output: startoftranscript and, for multilingual models, language and task."""
         if not self.is_multilingual:
             return [self.start]
         return [self.start, self.languages[language], self.translate if task == "translate" else self.transcribe]
@@ -104,15 +104,15 @@ def resolved(
     vocab_size: int,
     file: str,
 ) -> AudioConfig:
-    """Return the config with the tokens of a tokenizer and the fields of generation_config.json.
+    """Return the config updated with a tokenizer's tokens and the fields of generation_config.json.
 
     Args:
         audio: The result of `config_by_layout`.
         pieces: The tokenizer's piece for each id.
         generation_config: The parsed file.
         decoder: The number of decoder layers, and the number of heads per layer.
-        vocab_size: The number of rows of the embedding.
-        file: The name of the parsed file, for errors.
+        vocab_size: The number of rows in the embedding.
+        file: The name of the parsed file, for error messages.
 
     Raises:
         InputError: The tokenizer belongs to another vocabulary.
@@ -171,10 +171,10 @@ def require_pieces(audio: AudioConfig, languages: Mapping[str, int], pieces: Map
 
 
 def stated_ids(special: Mapping[str, int], fields: Fields, vocab_size: int) -> dict[str, Any]:
-    """Return the special ids from generation_config.json or the tokenizer, or an empty dict to keep OpenAI's layout.
+    """Return the special token ids in generation_config.json or the tokenizer, or {} to keep OpenAI's layout.
 
-    If the vocabulary has the size of one of OpenAI's, ids that come only from the tokenizer are used only if it names
-    every token. This makes it possible to detect the tokenizer of a different Whisper model.
+    If the vocabulary is the same size as one of OpenAI's, ids that only the tokenizer contains are used only if it
+    names every token. Otherwise, a tokenizer from a different Whisper model could not be detected.
     """
     stated = fields.ids()
     by_piece = {name: special[piece] for piece, name in SPECIAL_PIECES.items() if piece in special}
@@ -191,7 +191,7 @@ def stated_ids(special: Mapping[str, int], fields: Fields, vocab_size: int) -> d
 def ids_by_layout(no_timestamps: int) -> dict[str, Any]:
     """Return the ids of the special tokens around notimestamps.
 
-    Whisper's vocabularies have the same tokens in the same order: startoftranscript, languages, translate, transcribe,
+    All Whisper vocabularies contain these tokens in this order: startoftranscript, languages, translate, transcribe,
     startoflm, startofprev, nospeech, notimestamps, timestamps.
     """
     names = ("translate", "transcribe", "startoflm", "previous", "no_speech", "no_timestamps", "timestamp_begin")
@@ -201,7 +201,7 @@ def ids_by_layout(no_timestamps: int) -> dict[str, Any]:
 
 
 class Fields:
-    """Reads fields of generation_config.json. Raises `CheckpointError` for invalid ones."""
+    """Reads fields of generation_config.json. Raises `CheckpointError` for invalid fields."""
 
     def __init__(self, raw: Mapping[str, Any], vocab_size: int, file: str) -> None:
         self._raw = {name: value for name, value in raw.items() if value is not None}
@@ -212,7 +212,7 @@ class Fields:
         return require(name, value, self._raw[name], self._file) if name in self._raw else default
 
     def ids(self) -> dict[str, int]:
-        """Return the ids that the file states, by their names in `AudioConfig`."""
+        """Return the ids specified in the file, keyed by their names in `AudioConfig`."""
         tasks = self._mapping("task_to_id")
         stated = {name: tasks.get(name) for name in ("translate", "transcribe")}
         stated["no_timestamps"] = self.read("no_timestamps_token_id", self.token)
@@ -220,7 +220,7 @@ class Fields:
         return {name: token for name, token in stated.items() if token is not None}
 
     def language(self, supported: Collection[str]) -> str | None:
-        """Return the code of the default language, or None if the file states none."""
+        """Return the default language's code, or None if the file specifies no language."""
         language = self.read("language", Text())
         if language is None:
             return None
@@ -242,17 +242,17 @@ class Fields:
 
 
 def upper_half(layers: int, heads: int) -> list[tuple[int, int]]:
-    """Return all heads of the upper half of the layers, which OpenAI uses for models without known alignment heads."""
+    """Return all heads in the upper half of the layers, as OpenAI uses for models without known alignment heads."""
     return [(layer, head) for layer in range(layers // 2, layers) for head in range(heads)]
 
 
 def alignment_heads(
     pairs: Sequence[Sequence[int]] | None, layers: int, heads: int, file: str
 ) -> tuple[list[tuple[int, int]], str]:
-    """Check the alignment heads of generation_config.json. Returns them, or an empty list and a note with the reason.
+    """Return the alignment heads in generation_config.json and "", or an empty list and a note that explains it.
 
-    If a layer or a head does not exist, the list was copied from the model that this one was distilled from. Its
-    numbers then refer to different heads.
+    If the list contains a layer or head that does not exist, it was copied from the model from which this one was
+    distilled, and its numbers refer to different heads.
     """
     if pairs is None:
         return [], ""
