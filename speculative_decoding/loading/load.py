@@ -38,8 +38,8 @@ WEIGHTS = "weights.npz"
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)
-# Takes a function that builds a model for a given number of ranks, and the whole checkpoint. Returns this process's
-# part of the model and of the checkpoint.
+# Takes a function that builds one rank's model, given the number of ranks, and the whole checkpoint. Returns this
+# process's part of the model and of the checkpoint.
 Shard = Callable[[Callable[[int], EncoderDecoder], Checkpoint], tuple[EncoderDecoder, Checkpoint]]
 LONG_QUANTIZED = 3e8  # bytes; quantizing more weights than this takes seconds
 

@@ -116,7 +116,7 @@ def folders_beside(path: str, file: str = "config.json") -> list[str]:
 
 
 def name_in_address(text: str) -> str | None:
-    """Return the model's name in an address such as https://huggingface.co/organisation/model, or None for others."""
+    """Return the model named in an address such as https://huggingface.co/organisation/model, or None if none is."""
     match = ADDRESS.match(text) or MIRROR.match(text)
     return match and match[1]
 

@@ -15,7 +15,7 @@ FORMER_NAMES = {f"t5-{size}": f"google-t5/t5-{size}" for size in ("small", "base
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether the name has a form that is valid on the Hub: organisation/model, or only model."""
+    """Return whether the name has a form that is valid on the Hub: organisation/model, or just model."""
     is_valid = len(name) <= MAX_CHARACTERS and not name.endswith(".git") and "--" not in name and ".." not in name
     return is_valid and HUB_NAME.fullmatch(name) is not None
 

@@ -104,7 +104,7 @@ class FolderTokenizer(ABC):
     """
 
     def __init__(self, pieces: Mapping[str, int], languages: Languages | None, cleans_up: bool) -> None:
-        if (last := max(pieces.values(), default=0)) >= MAX_IDS:  # `tokenizers` allocates memory for all ids
+        if (last := max(pieces.values(), default=0)) >= MAX_IDS:  # `tokenizers` allocates memory for all lower ids
             raise InputError(f"tokenizer: the id {last} is too large (expected < {MAX_IDS}); restore its files")
         self.vocabulary = Vocabulary(pieces)
         self.language_rules = languages

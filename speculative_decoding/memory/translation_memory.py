@@ -118,7 +118,7 @@ class TranslationMemory:
         """Return the similarity and target of each of the most similar sources.
 
         Returns at most `MAX_FOUND` different targets with a similarity of at least `LEAST_SIMILARITY`, best first.
-        Sources that differ from the query only in leading or trailing white space come first. Among equally similar
+        Sources that equal the query, apart from leading and trailing white space, come first. Among equally similar
         sources, the latest comes first.
 
         Raises:

@@ -18,9 +18,9 @@ class Architecture(NamedTuple):
     config: parses config.json; some fields also depend on the checkpoint's tensors.
     adapt: returns config.json, and a checkpoint that contains every tensor that the model reads, under its Hugging Face
         name. Duplicate tables are left out. All other functions take checkpoints that `adapt` returned.
-    tables: returns the names of the tables with one row per token, given a checkpoint's tensor names. fits_float16:
-    returns whether a model with this config.json cannot overflow in float16. A model may overflow if its residual
-    stream grows from layer to layer.
+    tables: returns the names of the tables with one row per token, given a checkpoint's tensor names.
+    fits_float16: returns whether a model with this config.json cannot overflow in float16. A model may overflow if its
+        residual stream grows from layer to layer.
     """
 
     model: Callable[[Any, int], EncoderDecoder]

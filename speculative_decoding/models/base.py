@@ -55,8 +55,8 @@ class EncoderDecoder(nn.Module):
     max_positions: int | None = None  # the maximum length of an output, and of a source of token ids. None: unlimited
     image_token: int | None = None  # the token that marks an image in a source; images are not supported
     logit_cap: float | None = None  # the soft cap c: logits are c * tanh(x / c). None: logits are not capped
-    residual_scale: float = 1.0  # the factor on hidden states; below 1 if weights were rescaled for float16
-    value_scale: float = 1.0  # the factor on cross-attention values; likewise below 1 if rescaled
+    residual_scale: float = 1.0  # the factor applied to hidden states; below 1 if weights were rescaled for float16
+    value_scale: float = 1.0  # the factor applied to cross-attention values; below 1 in the same case
     source_softmax: Softmax = staticmethod(precise_softmax)  # for cross-attention; Whisper overrides it
     ranks = 1  # the number of processes that share the model
     _compiled: Compiled | None = None
@@ -147,8 +147,7 @@ class EncoderDecoder(nn.Module):
         return DecoderCache.empty(projections, padding_mask(mask, encoder_output.dtype), beams)
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
-        """Run the decoder on each row's new tokens (B, L), append them to the cache, and return the head's input (B, L,
-        d_model).
+        """Append each row's new tokens (B, L) to the cache, and return the head's input for them, (B, L, d_model).
 
         Every row grows by L. Pad shorter rows at the end, and remove the padding with `cache.trim_to`.
 

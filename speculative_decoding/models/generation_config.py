@@ -87,7 +87,7 @@ class GenerationConfig:
             raise CheckpointError(
                 f"{file}: an entry of 'bad_words_ids' has too many ids (got {longest}, at most {MAX_REPEATED})"
             )
-        eos = {(token,) for token in eos_token_ids}  # Hugging Face drops entries of just an EOS
+        eos = {(token,) for token in eos_token_ids}  # Hugging Face drops entries that consist of a single EOS
         found["bad_words_ids"] = tuple(ids for ids in bad_words if ids and ids not in eos)
         never = {*found.get("suppress_tokens", ()), *(ids[0] for ids in found["bad_words_ids"] if len(ids) == 1)}
         if len(never.union(found.get("begin_suppress_tokens", ()))) == vocab_size:

@@ -44,7 +44,7 @@ class RelativePositionBias(nn.Module):
         return [masks] if self.tables == 1 else [*mx.split(masks, self.tables, axis=1)]
 
     def windows(self, capacity: int) -> mx.array:
-        """Return the biases for the scores of a query at each position: (windows, T), where T is `capacity`.
+        """Return the biases to add to the scores of a query at each position: (windows, T), where T is `capacity`.
 
         For each table and head, the biases of all distances, from -(T - 1) to T - 1, are adjacent in memory. Relative
         to a query at position p, keys 0 to T - 1 have distances -p to T - 1 - p, so their T biases are also adjacent.

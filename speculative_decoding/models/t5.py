@@ -244,7 +244,7 @@ def layer_names(config: T5Config, *, has_cross_attention: bool) -> dict[str, lis
 
 def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
     """Return config.json, and a checkpoint that stores each table once, under its name in `parameter_sources`."""
-    has_head = HEAD in checkpoint and raw.get("tie_word_embeddings") is False  # no need to compare the head
+    has_head = HEAD in checkpoint and raw.get("tie_word_embeddings") is False  # no need to compare it with `shared`
     return raw, TABLES.without_duplicates(checkpoint, has_own_head=has_head)
 
 

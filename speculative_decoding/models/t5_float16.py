@@ -23,7 +23,8 @@ from ..errors import CheckpointError, Float16Error
 from .t5 import SHARED, SOURCE, T5Config, layer_names
 
 LIMIT = 2.0**15  # half of float16's range, as a margin for rounding
-# Near zero, float16 rounds to multiples of 2^-24, so numbers below this have fewer significant bits than in bfloat16.
+# Near zero, float16 rounds to multiples of 2^-24, so numbers below `LEAST` have fewer significant bits than in
+# bfloat16.
 LEAST = 2.0**-16
 STACKS = ("encoder", "decoder")
 
@@ -85,8 +86,8 @@ def weight_exponents(config: T5Config, names: Set[str], exponent: int) -> dict[s
 class Sublayer(NamedTuple):
     """An attention or feed-forward sublayer's tensor names.
 
-    inputs: matrices that multiply the normalized input. A gated sublayer has two, whose results are multiplied. output:
-    the matrix whose result is added to the residual stream.
+    inputs: matrices that multiply the normalized input. A gated sublayer has two, whose results are multiplied.
+    output: the matrix whose result is added to the residual stream.
     is_homogeneous: whether scaling the last input matrix scales the output by the same factor.
     """
 

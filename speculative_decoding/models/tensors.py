@@ -67,7 +67,8 @@ class TokenTables:
         """Return a view of the checkpoint with `embedding`, and with `source` and `head` only if they differ from it.
 
         is_tied: whether any table may stand in for a missing one. If false, only `shared` may, and not for a missing
-        head. has_own_head: whether to keep the head without comparing it.
+            head.
+        has_own_head: whether to keep the head without comparing it.
         """
         candidates = [self.shared, *(self.stand_ins if is_tied else ())]
         fallback = next((name for name in candidates if name in checkpoint), None)

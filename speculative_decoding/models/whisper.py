@@ -59,7 +59,7 @@ class WhisperConfig(TransformerConfig):
 
 
 class Convolution(DerivedWeight):
-    """A convolution over time as one matmul: (B, T, inputs) -> (B, T / stride, outputs), zero-padded at both ends."""
+    """A convolution over time in one matmul: (B, T, inputs) -> (B, T / stride, outputs), zero-padded at both ends."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ class AudioConfig:
 
     window_frames: The longest source, in frames of 10 ms.
     previous: The token that precedes the text transcribed before the window.
-    timestamp_begin: The token for 0.00 s; position i has the timestamp `timestamp_begin` + i.
+    timestamp_begin: The token for 0.00 s; the timestamp token for position i is `timestamp_begin` + i.
     languages: Language code -> token. Empty for English-only models.
     alignment_heads: (layer, head) of each cross-attention head that aligns tokens with the speech.
     alignment_note: The reason why `alignment_heads` differs from generation_config.json, or "".
@@ -71,7 +71,7 @@ class AudioConfig:
         return self.timestamp_begin <= token < self.timestamp_end
 
     def is_text(self, token: int) -> bool:
-        """Return whether a token is text. Text precedes the special tokens, or was added after the timestamps."""
+        """Return whether a token is text. Text tokens precede the special tokens or were added after the timestamps."""
         return token < self.end or token >= self.timestamp_end
 
     @property
@@ -87,7 +87,7 @@ class AudioConfig:
 
 
 def config_by_layout(vocab_size: int, window_positions: int, **known: Any) -> AudioConfig:
-    """Return the config for a vocabulary that ends with the timestamps, one per encoder position plus one."""
+    """Return the config for a vocabulary that ends with the timestamps: one per encoder position, plus one more."""
     return AudioConfig(
         **ids_by_layout(vocab_size - window_positions - 2),
         is_multilingual=vocab_size >= MULTILINGUAL_SIZE and known["end"] != ENGLISH_END,

@@ -1,1 +1,1 @@
-"""Decodes many items in one batch: prompts, recordings, the lines of a file, the parts of a text."""
+"""Decodes many items in one batch: prompts, recordings, lines of a file or parts of a text."""

@@ -1,4 +1,4 @@
-"""Decodes the parts of texts and files in batches, and returns their results in order and in bounded memory."""
+"""Decodes parts of texts and files in batches, and yields their results in order, using bounded memory."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ WINDOW_PER_SLOT = 64
 
 
 class Output(NamedTuple):
-    """The output for a prompt. error: Why there is no output, or None."""
+    """The output for a prompt. error: The reason why there is no output, or None."""
 
     text: str
     finish_reason: str = "stop"
     error: Exception | str | None = None
 
 
-Steps = Generator[list[str], list[Output], Any]  # yields prompts, receives their outputs, and returns a result
+Steps = Generator[list[str], list[Output], Any]  # yields prompts, receives their outputs, and finally returns a result
 
 
 class Window(Generic[Part]):
-    """Reorders results: parts finish in any order, and each result is held until all earlier parts have finished.
+    """Restores the order of results: parts finish in any order, and each result is held until all earlier parts finish.
 
-    The window has a limited capacity. While one slow part delays a full window, no further parts are read.
+    The window has a limited capacity. While the window is full because a slow part holds up the others, no more parts
+    are read.
 
     Args:
-        slots: How many prompts are decoded together.
-        size: Returns the size of a part.
-        largest: The total size of the parts from which on the window is full.
+        slots: The number of prompts that are decoded together.
+        size: Returns a part's size.
+        largest: The total size of parts at which the window is full.
     """
 
     def __init__(self, slots: int = 1, size: Callable[[Part], int] = lambda part: 0, largest: int = 1) -> None:
@@ -61,7 +62,7 @@ class Window(Generic[Part]):
         return self._parts[-1][0]
 
     def receive(self, progress: Progress) -> Iterator[tuple[Part, BatchResult[Any]]]:
-        """Record the progress of a part. Yields, in order, each part that is now finished, with its result."""
+        """Record a part's progress. Yields, in order, each part that can now be returned, with its result."""
         self._results |= {each.index: each for each in finished([progress])}
         while self._parts and self._parts[0][0] in self._results:
             number, part = self._parts.popleft()
@@ -77,7 +78,7 @@ def decode_in_order(
 ) -> Iterator[tuple[Part, BatchResult[Any]]]:
     """Decode parts. Yields each part with its result, in order, as soon as the result is available.
 
-    submit: Passes a numbered part to the scheduler, and returns any progress that is available immediately.
+    submit: Passes a numbered part to the scheduler, and returns progress that is available immediately.
     """
 
     def read(part: Part) -> Iterable[Progress]:
@@ -90,11 +91,11 @@ def decode_in_order(
 
 @dataclass
 class Task:
-    """The decoding of a part.
+    """The decoding of one part.
 
     Args:
         steps: Yields the texts to decode, and receives their outputs.
-        prompt: Returns the prompt for a text, with its options.
+        prompt: Returns the prompt (with options) for a text.
         outputs: The outputs of the current prompts; None for each prompt that has not finished.
     """
 
@@ -104,17 +105,17 @@ class Task:
 
 
 class PartScheduler:
-    """A `Scheduler` for numbered parts. The prompts of a part may depend on the outputs of its earlier prompts.
+    """A `Scheduler` for numbered parts. A part's prompts may depend on the outputs of its earlier prompts.
 
     Args:
-        prompts: Decodes the prompts. The number of a prompt is a pair: the number of its part, and a running number.
-        raises_errors: Whether to raise the error of a prompt, instead of passing it to the steps of the part.
+        prompts: Decodes the prompts. A prompt's number is a pair: the number of its part, and a running number.
+        raises_errors: Whether to raise a prompt's error, instead of passing it to the part's steps.
 
     Attributes:
-        stats: The sum of the statistics of all prompts.
-        num_prompts: How many prompts have been submitted.
-        num_parts: How many parts are finished.
-        on_output: Called after each prompt, even if its part is not finished.
+        stats: The summed statistics of all prompts.
+        num_prompts: The number of prompts that have been submitted.
+        num_parts: The number of parts that have finished.
+        on_output: Called after each prompt, even if its part has not finished.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class PartScheduler:
         self.on_output: Callable[[], None] = lambda: None
         self.prompts = prompts
         self._raises_errors = raises_errors
-        self._tasks: dict[tuple[Any, int], tuple[Task, int]] = {}  # number of a prompt -> its task and index there
+        self._tasks: dict[tuple[Any, int], tuple[Task, int]] = {}  # prompt number -> its task and its index in the task
 
     @property
     def running(self) -> int:
@@ -156,7 +157,7 @@ class PartScheduler:
             self.prompts.cancel(prompt)
 
     def receive(self, progress: Progress) -> Iterator[BatchResult[Any]]:
-        """Record the progress of a prompt. Yields the result of its part if the part is now finished."""
+        """Record a prompt's progress. Yields the result of its part if this finishes the part."""
         if not progress.is_last:
             return
         task, index = self._tasks.pop(progress.number)
@@ -173,7 +174,7 @@ class PartScheduler:
             yield from self._advance(progress.number[0], task, outputs)
 
     def _advance(self, number: Any, task: Task, outputs: list[Output] | None) -> Iterator[BatchResult[Any]]:
-        """Submit the next prompts of a part, or finish the part. outputs: The outputs of its previous prompts."""
+        """Submit a part's next prompts, or finish the part. outputs: The outputs of its previous prompts, if any."""
         try:
             texts = next(task.steps) if outputs is None else task.steps.send(outputs)
         except StopIteration as end:
@@ -189,7 +190,7 @@ class PartScheduler:
                 yield from self.receive(progress)
 
     def stats_of(self, number: Any) -> GenerationStats:
-        """Return the sum to which the statistics of a prompt are added. number: The number of the prompt."""
+        """Return the sum to which a prompt's statistics are added. number: The prompt's number."""
         return self.stats
 
     def submit_prompt(self, item: tuple[Any, Mapping[str, Any]]) -> Iterable[Progress]:

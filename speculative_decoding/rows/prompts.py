@@ -15,11 +15,11 @@ from ..sampling import GenerationOptions
 
 
 class PromptProgress(NamedTuple):
-    """The progress of a prompt: a round of one of its samples, the result of all its samples, or both.
+    """A prompt's progress: a round of one of its samples, the result of all its samples, or both.
 
-    number: The number of the prompt.
+    number: The prompt's number.
     sample: The index of the sample.
-    error: Why the prompt cannot be decoded: an `InputError`, or an `ArithmeticError` for non-finite logits.
+    error: The reason why the prompt cannot be decoded: an `InputError`, or an `ArithmeticError` for non-finite logits.
     """
 
     number: Any
@@ -36,13 +36,14 @@ class PromptProgress(NamedTuple):
 class PromptScheduler:
     """A `Scheduler` that decodes numbered prompts with one engine.
 
-    A prompt is a text, audio frames, or a mapping with "prompt" and options.
+    A prompt is a string, audio frames, or a mapping that contains "prompt" and options.
 
     Args:
-        options_of: Returns the complete options of a prompt, given the options in its mapping.
-        new_engine: Creates the engine. Called for the first prompt only, because creating an engine may run benchmarks.
+        options_of: Returns a prompt's complete options, given the options in its mapping.
+        new_engine: Creates the engine. Not called until a prompt is submitted, because it may run benchmarks.
         draft_length: Returns the draft-length policy for a prompt with the given options.
-        reads_text: Whether the model reads text. The output of a blank text is then blank. Speech models reject text.
+        reads_text: Whether the model reads text. If so, the output for a blank text is blank. Speech models reject
+            text.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class PromptScheduler:
         self._draft_length = draft_length
         self._reads_text = reads_text
         self._engine: Engine | None = None
-        self._numbers: dict[Request, Any] = {}  # unfinished request -> number of its prompt
-        self._requests: dict[Any, list[Request]] = {}  # number of an unfinished prompt -> its samples
+        self._numbers: dict[Request, Any] = {}  # unfinished request -> its prompt's number
+        self._requests: dict[Any, list[Request]] = {}  # unfinished prompt's number -> its samples
 
     @property
     def running(self) -> int:
@@ -78,7 +79,7 @@ class PromptScheduler:
         return not self._requests
 
     def requests(self, number: Any) -> Sequence[Request]:
-        """Return the requests of an unfinished prompt, one for each sample."""
+        """Return an unfinished prompt's requests, one for each sample."""
         return self._requests[number]
 
     def submit(self, item: tuple[Any, Any]) -> list[PromptProgress]:
@@ -118,7 +119,7 @@ class PromptScheduler:
             result = None
             if event.is_last:
                 del self._numbers[request]
-                if not any(each in self._numbers for each in requests):  # several samples may end in the same round
+                if not any(each in self._numbers for each in requests):  # several samples may finish in the same round
                     del self._requests[number]
                     result = result_of(requests)
             yield PromptProgress(number, requests.index(request), event, result)
@@ -130,12 +131,12 @@ class PromptScheduler:
             self._engine.cancel(request)
 
     def free(self) -> None:
-        """Free the engine, because its caches keep the size of the longest prompts. No prompt may be unfinished."""
+        """Free the engine, because its caches stay as large as the longest prompts. All prompts must have finished."""
         self._engine = None
 
 
 def blank_result(options: GenerationOptions) -> GenerationResult:
-    """Return the result of a blank text in a batch. A blank text is not decoded, so its result has no tokens."""
+    """Return the result for a blank text in a batch. Blank texts are not decoded, so the result has no tokens."""
     result = GenerationResult("", [], "blank", GenerationStats(), [] if options.logprobs else None)
     count = options.num_return_sequences
     return result if count == 1 else replace(result, sequences=(result,) * count)

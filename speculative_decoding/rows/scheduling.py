@@ -1,4 +1,4 @@
-"""Defines the `Scheduler` protocol and its loop, `drive`, which keeps all slots busy until no items are left.
+"""Defines the `Scheduler` protocol, and the loop `drive`, which keeps all slots busy until no items are left.
 
 This module does not depend on models or on the type of the items.
 """
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class BatchResult(Generic[Result]):
-    """The result of an item, or a one-line error. index: The number of the item; in a batch, its position from 0."""
+    """An item's result, or a one-line error. index: The item's number; in a batch, its position from 0."""
 
     index: int
     result: Result | None
@@ -35,10 +35,10 @@ class BatchResult(Generic[Result]):
 
 
 class Progress(Protocol):
-    """The progress of an item.
+    """An item's progress.
 
-    number: The number of the item.
-    is_last: Whether this is the last progress of the item. The last progress has a result or an error, except for live
+    number: The item's number.
+    is_last: Whether this is the item's last progress. The last progress contains a result or an error, except for live
         speech, whose text was part of earlier progress.
     """
 
@@ -53,15 +53,15 @@ class Progress(Protocol):
 
 
 class Scheduler(Protocol[ItemIn, ProgressOut]):
-    """Decodes several items at a time. An item is a pair of a number (any hashable value) and its content."""
+    """Decodes several items at a time. An item is a pair of a number (any hashable value) and content."""
 
     @property
     def running(self) -> int:
-        """How many items have a slot."""
+        """The number of items that occupy a slot."""
 
     @property
     def waiting(self) -> int:
-        """How many items wait for a slot."""
+        """The number of items that are waiting for a slot."""
 
     @property
     def wants_more(self) -> bool:
@@ -72,13 +72,13 @@ class Scheduler(Protocol[ItemIn, ProgressOut]):
         """Whether `step` has nothing to do."""
 
     def submit(self, item: ItemIn) -> Iterable[ProgressOut]:
-        """Queue an item. Returns any progress that is available immediately, such as an error."""
+        """Queue an item. Returns progress that is available immediately, such as an error."""
 
     def step(self) -> Iterable[ProgressOut]:
-        """Run a round, and return the progress of the items."""
+        """Run a round, and return the items' progress."""
 
     def cancel(self, number: Any) -> None:
-        """Drop an item and free its slot. No more progress of the item follows. Ignores finished items."""
+        """Drop an item and free its slot. No more progress follows for this item. Ignores finished items."""
 
 
 def drive(
@@ -113,7 +113,7 @@ def drive(
 
 
 def finished(progress: Iterable[Progress]) -> Iterator[BatchResult[Any]]:
-    """Yield the result of each item that is finished."""
+    """Yield the result of each finished item."""
     for each in progress:
         if each.is_last:
             yield BatchResult(each.number, each.result, None if each.error is None else str(each.error))
@@ -127,9 +127,9 @@ def in_order(
     """Yield all progress of item 0, then all progress of item 1, and so on, each as soon as possible.
 
     Args:
-        progress: The progress of items, in any order.
-        number: Returns the number of the item to which progress belongs.
-        is_last: Returns whether progress is the last of its item.
+        progress: The items' progress, in any order.
+        number: Returns the number of the item to which the progress belongs.
+        is_last: Returns whether the progress is its item's last.
     """
     held: dict[int, deque[Step]] = defaultdict(deque)
     current = 0

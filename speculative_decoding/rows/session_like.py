@@ -1,4 +1,4 @@
-"""What optional subpackages need of a `Session`, which imports them and which they therefore cannot import."""
+"""The part of `Session` that optional subpackages use. They cannot import `Session`, because it imports them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .prompts import PromptScheduler
 
 
 class SessionLike(Protocol):
-    """The part of a `Session` from which transcriptions and documents are decoded; see there."""
+    """The members of `Session` that are used to decode transcriptions and documents; see `Session`."""
 
     model: EncoderDecoder
     tokenizer: Tokenizer

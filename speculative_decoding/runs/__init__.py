@@ -1,1 +1,1 @@
-"""Crash-safe output: logs of finished work, and files and folders that appear whole or not at all."""
+"""Crash-safe output: logs of finished work, and files and folders that appear complete or not at all."""

@@ -1,13 +1,14 @@
-"""The log of a run records finished work, so that an interrupted run can be continued.
+"""A run's log records finished work, so that an interrupted run can be continued.
 
 A log is a text file. Its first line, the header, contains the settings that all records depend on. Every other line is
-a record of finished work. Two logs have no header. In the log of an output folder of transcripts, each record has its
-own settings. The settings of a job are in a second file, because the log of a job is its output.
+a record of finished work. Two kinds of log have no header. In the log of a folder of transcripts, each record contains
+its own settings. A job's settings are stored in a second file, because the job's log is its output.
 
-To continue, a run locks the log, compares the settings with its own, and reads the records. A killed process leaves at
-most one incomplete line at the end. After a power failure, the end of the file may be missing or consist of zero bytes.
-The log is truncated before the first line that an interruption can have damaged, and the work after it is repeated.
-Nothing is written before the first new record, so a run that is refused leaves the log unchanged.
+To continue, a run locks the log, compares the log's settings with its own, and reads the records. A killed process
+leaves at most one incomplete line at the end. After a power failure, the end of the file may be missing or consist of
+zero bytes. The log is truncated before the first line that an interruption may have damaged, and work that is no longer
+recorded is repeated. Nothing is written before the first new record, so a run that is rejected leaves the log
+unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, TypeVar
 from ..errors import InputError, Message, Name, writing
 from .places import open_locked, write_all
 
-MAX_LINE_BYTES = 1 << 28  # limits the memory that a damaged file without newlines takes
+MAX_LINE_BYTES = 1 << 28  # limits memory use for a damaged file without newlines
 
 START_OVER = Message("start over with {force}")
 
@@ -35,14 +36,14 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class LogFormat:
-    """The properties that all logs of a command share.
+    """The properties that all of a command's logs share.
 
     Args:
         option: The option that names the output.
         version: The version of the record format.
         continue_with: How to continue after an interruption, for error messages.
         start_over: How to start over, for error messages.
-        start: The first bytes of every log. A file that starts differently is rejected. Empty if the log is an output.
+        start: The first bytes of every log. A file with a different start is rejected. Empty if the log is an output.
     """
 
     option: str
@@ -60,7 +61,7 @@ class LogFormat:
         return json.dumps({"version": self.version, "settings": settings}) + "\n"
 
     def same_settings(self, path: Path, header: Settings, wanted: Settings) -> dict[str, Any]:
-        """Return the settings in a header, which may also contain "exact". Raises `InputError` if they differ."""
+        """Return a header's settings, which may also contain "exact". Raises `InputError` if they are not `wanted`."""
         settings = header.get("settings")
         if not isinstance(settings, dict) or not isinstance(settings.get("exact"), bool | None):
             raise self.refusal(f"{path} is missing or cannot be read")
@@ -73,7 +74,7 @@ class LogFormat:
     def refusal(
         self, problem: str | Message, way_out: str | Message = "restore it", option: str | None = None
     ) -> InputError:
-        """Return the error for a run that cannot be continued. option: The option to blame (default: `self.option`)."""
+        """Return the error for a run that cannot be continued. option: The option at fault (default: `self.option`)."""
         return InputError(
             problem,
             option or self.option,
@@ -85,7 +86,7 @@ class LogFormat:
         return InputError(f"{path} is needed to record what is finished, but is another file", self.option, way_out)
 
     def writing(self, path: Path, *, is_new: bool = False) -> AbstractContextManager[None]:
-        """Convert an OSError raised while writing `path` to an `InputError`. is_new: Whether there are no records."""
+        """Convert an OSError raised while writing `path` to an `InputError`. is_new: Whether the log has no records."""
         return writing(
             Name(self.option), path, Message("name another {option}", option=Name(self.option)) if is_new else self.kept
         )
@@ -96,7 +97,7 @@ class Log:
 
     Attributes:
         path: The file.
-        is_new: Whether there is no earlier run to continue.
+        is_new: Whether the log contains no earlier run to continue.
         settings: The settings that all records depend on. The caller may add "exact" and "comparison" to a new log.
     """
 
@@ -108,25 +109,25 @@ class Log:
         self._reader = reader
         self._file = file
         self._has_header = False
-        self._size = 0  # in bytes, of the header and the complete records
+        self._size = 0  # total bytes of the header and the complete records
         self._is_writing = False
 
     @staticmethod
     @contextmanager
     def open(path: Path, format: LogFormat, settings: Settings | None = None, *, force: bool = False) -> Iterator[Log]:
-        """Lock a log, and create it if it does not exist. Its content does not change before `begin` or `append`.
+        """Lock a log, creating it if it does not exist. Its content changes only in `begin` or `append`.
 
-        When the context exits, even with an exception, all records are on disk. An empty log is then removed, unless
-        it is an output for which `begin` was called.
+        When the context exits, even with an exception, all records are on disk. A log that is empty is then removed,
+        unless it is an output for which `begin` was called.
 
         Args:
             path: The file.
             format: The format of the log.
             settings: All settings that the records depend on, as JSON values; None for a log without settings.
-            force: Whether to replace a log that has other settings or another version.
+            force: Whether to replace a log with different settings or another version.
 
         Raises:
-            InputError: The file is locked, cannot be written, is not a log, or has other settings.
+            InputError: The file is locked, cannot be written, is not a log, or contains different settings.
         """
         if os.path.lexists(path) and not path.is_file():
             raise format.another_file(path)
@@ -146,9 +147,9 @@ class Log:
                 log._close()
 
     def records(self, parse: Callable[[bytes], Record | None]) -> Iterator[Record]:
-        """Yield the records of earlier runs. The first `append` discards all records that have not been read by then.
+        """Yield earlier runs' records. The first `append` discards all records that have not been read by then.
 
-        parse: Returns the record in a line, or None if an interruption can have damaged the line.
+        parse: Returns the record in a line, or None if an interruption may have damaged the line.
         """
         for line in iter(partial(self._reader.readline, MAX_LINE_BYTES), b""):
             record = None if self.is_new else parse(line)
@@ -158,7 +159,7 @@ class Log:
             yield record
 
     def begin(self) -> None:
-        """Truncate the file after the last record that was read, and write the header of a new log. Syncs to disk."""
+        """Truncate the file after the last record that was read. If the log is new, write its header. Syncs to disk."""
         with self._format.writing(self.path, is_new=self.is_new):
             if not self._is_writing:
                 self._cut()
@@ -167,13 +168,13 @@ class Log:
                 self._write(self._format.header(self.settings).encode(), sync=True)
 
     def append(self, record: Any, *, sync: bool = False) -> None:
-        """Append a record: a JSON value, or a line of bytes with its newline. sync: Wait until it is on disk."""
+        """Append a record: a JSON value, or a line of bytes including its newline. sync: Wait until it is on disk."""
         self.begin()
         with self._format.writing(self.path):
             self._write(record if isinstance(record, bytes) else json.dumps(record).encode() + b"\n", sync)
 
     def remove(self) -> None:
-        """Remove the log after all the work that it records has been saved elsewhere."""
+        """Remove the log. Call this after all the work that it records has been saved elsewhere."""
         self._is_writing = False
         self.path.unlink(missing_ok=True)
 
@@ -217,7 +218,7 @@ class Log:
 
 
 def parse_line(line: bytes) -> Any:
-    """Return the JSON value in a line, or None if the line is incomplete or is not JSON."""
+    """Return the JSON value in a line, or None if the line is incomplete or not JSON."""
     try:
         return json.loads(line) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
@@ -229,9 +230,9 @@ def is_header(fields: Any) -> bool:
 
 
 def changed_setting(recorded: Settings, settings: Settings) -> str:
-    """Describe the first setting that differs from an earlier run, such as "seed was 0, is 1"; "" if all are equal.
+    """Describe the first setting that differs from an earlier run's, such as "seed was 0, is 1"; "" if all are equal.
 
-    "exact" and "comparison" may be recorded without being among the new settings.
+    "exact" and "comparison" may be recorded even if they are not among the new settings.
     """
     current = {"exact": recorded.get("exact"), "comparison": recorded.get("comparison"), **settings}
     for name in sorted(recorded.keys() | settings.keys()):

@@ -1,4 +1,4 @@
-"""Creates files and folders atomically: a temporary file or folder is renamed when it is complete."""
+"""Creates files and folders atomically by renaming a temporary file or folder when it is complete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..errors import InputError, Message, Name, writing
 
 
 class NamedFile(NamedTuple):
-    """A file that an option names. part: set for a file beside it, such as "'s settings"."""
+    """A file that an option names, or one next to it. part: identifies the latter, for example "'s settings"."""
 
     option: str
     path: str | Path
@@ -33,7 +33,7 @@ def new_file(
 ) -> Iterator[Callable[[bytes], None]]:
     """Yield a function that writes to a temporary file. The file is renamed to `path` if the block raises no error.
 
-    Creates the parent folder if needed, and removes temporary files of killed processes.
+    Creates the parent folder if needed, and removes temporary files left behind by killed processes.
 
     Args:
         path: The file.
@@ -64,7 +64,7 @@ def new_file(
 
 
 def require_writable(path: Path | None, option: str) -> None:
-    """Raise `InputError` if `path`, a file or device, cannot be written. option: The option that names it."""
+    """Raise `InputError` if the file or device `path` cannot be written. option: The option that names it."""
     if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
         raise InputError(f"{path} cannot be written", option, "name a file in a folder that exists")
 
@@ -78,7 +78,7 @@ def require_file(path: Path, option: str) -> None:
 
 
 def require_folder(path: Path, option: str) -> None:
-    """Raise `InputError` if files cannot be created in `path`, which need not exist. option: Its name in messages."""
+    """Raise `InputError` if no files can be created in `path`, which need not exist. option: Its name in messages."""
     existing = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
     if not existing.is_dir():
         raise InputError(
@@ -89,7 +89,7 @@ def require_folder(path: Path, option: str) -> None:
 
 
 def folded(name: str) -> str:
-    """Return the same string for all names that a file system may treat as the same file."""
+    """Return a string that is equal for all names that a file system may treat as the same file."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
@@ -99,7 +99,7 @@ def content_hash(path: Path) -> str:
 
 
 def not_replaced(path: Path, why: str, option: str) -> InputError:
-    """Return the error for an existing file that only --force may replace. why: The reason, such as "exists"."""
+    """Return the error for an existing file that is replaced only with --force. why: The reason, such as "exists"."""
     way_out = Message("move it, name another {option}, or replace it with {force}", option=Name(option))
     return InputError(f"{path} {why}", option, way_out)
 
@@ -109,7 +109,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `target` when the block ends without an error.
 
     An existing `target` is kept until the new folder has been synced to disk. The temporary folder is removed after an
-    error or Ctrl-C. If the process is killed, the next call removes the temporary folder.
+    error or Ctrl-C, or by the next call if the process is killed.
     """
     parent = target.parent
     parent.mkdir(parents=True, exist_ok=True)
@@ -144,10 +144,10 @@ def atomic_write(path: Path, text: str, mode: int = 0o644) -> None:
 def atomic_file(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """Yield a new file that becomes `path` when the block ends without an error. Raises OSError.
 
-    An existing file is kept until the new one is on disk. A killed process may leave a temporary file, which `clean_up`
-    removes. Temporary files that are still being written are locked, so `clean_up` keeps them.
+    An existing file is kept until the new one is on disk. A killed process may leave behind a temporary file, which
+    `clean_up` removes. Temporary files that are still being written are locked, so `clean_up` keeps them.
 
-    mode: The permissions (default: those of any new file).
+    mode: The file's permissions (default: those that the umask determines).
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
     partial = Path(name)
@@ -162,14 +162,14 @@ def atomic_file(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
         sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
-        with suppress(OSError):  # on a full disk, `close` fails again
+        with suppress(OSError):  # if the disk is full, `close` fails again
             file.close()
 
 
 def open_locked(path: Path, busy: InputError) -> FileIO:
-    """Open a file for unbuffered reading and writing, and lock it until it is closed. Creates the file if needed.
+    """Open a file for unbuffered reading and writing, creating it if needed, and lock it until it is closed.
 
-    Raises `OSError`, or `busy` if another process holds the lock.
+    Raises OSError, or `busy` if another process holds the lock.
     """
     while True:
         file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
@@ -185,24 +185,24 @@ def open_locked(path: Path, busy: InputError) -> FileIO:
 
 
 def write_all(file: FileIO, content: bytes) -> None:
-    """Write all of `content`. A single call of an unbuffered file's `write` may write only a part of it."""
+    """Write all of `content`. A single call to an unbuffered file's `write` may write only part of it."""
     rest = memoryview(content)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def umask() -> int:
-    """Return the umask of this process. No other thread may create files during the call."""
+    """Return this process's umask. No other thread may create files during the call."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def replace_folder(folder: Path, target: Path, swap: Callable[[Path, Path], bool] | None = None) -> None:
-    """Rename `folder` to `target`. If `target` exists, swap them atomically. swap: Replaces `exchange`, for tests."""
+    """Rename `folder` to `target`. If `target` exists, swap the two atomically. swap: Replaces `exchange` in tests."""
     if not target.exists():
         folder.rename(target)
-    elif not (swap or exchange)(folder, target):  # no atomic swap: for a moment, `target` does not exist
+    elif not (swap or exchange)(folder, target):  # without an atomic swap, `target` is missing for a moment
         aside = old_name(target)
         target.rename(aside)
         folder.rename(target)
@@ -210,13 +210,13 @@ def replace_folder(folder: Path, target: Path, swap: Callable[[Path, Path], bool
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two names atomically: renamex_np on macOS, renameat2 on Linux. Returns False if not supported."""
+    """Swap two names atomically, with renamex_np on macOS and renameat2 on Linux. Returns False if unsupported."""
     system = ctypes.CDLL(None, use_errno=True)
     first, second = os.fsencode(one), os.fsencode(other)
     swap = 2  # RENAME_SWAP on macOS, RENAME_EXCHANGE on Linux
     if sys.platform == "darwin":
         return system.renamex_np(first, second, swap) == 0
-    here = -100  # AT_FDCWD: relative paths start at the working directory
+    here = -100  # AT_FDCWD: paths are relative to the working directory
     return hasattr(system, "renameat2") and system.renameat2(here, first, here, second, swap) == 0
 
 
@@ -243,7 +243,7 @@ def clean_up(target: Path) -> None:
 
 
 def old_name(target: Path) -> Path:
-    """Return the name that `target` has while it is replaced without an atomic swap."""
+    """Return the name of the old `target` while it is replaced without an atomic swap."""
     return target.parent / f".{target.name}.partial-old"
 
 

@@ -1,4 +1,4 @@
-"""Decoding options, and the distribution that tokens are sampled from. Independent of models and drafters."""
+"""Decoding options, and the distribution from which tokens are sampled. Independent of models and drafters."""
 
 from .constraints import Constraints, History
 from .distribution import (

@@ -1,10 +1,10 @@
-"""Constraints on the next token, given the tokens before it. `masking` applies them and is imported on first use.
+"""Constraints on the next token, given the tokens before it. The module `masking`, imported on first use, applies them.
 
-They match the logits processors of Hugging Face that set logits to -inf: `NoRepeatNGram`, `NoBadWords`,
+They match those of Hugging Face's logits processors that set logits to -inf: `NoRepeatNGram`, `NoBadWords`,
 `SuppressTokens`, `SuppressTokensAtBegin`, `MinLength`, `MinNewTokensLength`, `ForcedBOSToken` and `ForcedEOSToken`
 (transformers 5, `generation/logits_process.py`, where each name ends with `LogitsProcessor`). At a position after draft
-tokens, the draft tokens count too, although they are still on the device. A position's number is the number of tokens
-before it, including the start token and the prefix.
+tokens, these also count as preceding tokens, although they are still on the device. A position's number is the number
+of preceding tokens, including the start token and the prefix.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ import mlx.core as mx
 
 
 class LogitsProcessor(Protocol):
-    """A constraint that other fields of `Constraints` cannot express. All processors of a batch have the same type."""
+    """A constraint that other fields of `Constraints` cannot express. All processors in a batch are of one type."""
 
     def process(self, logits: mx.array, history: History) -> tuple[mx.array, mx.array]:
-        """Set the logits of forbidden ids to -inf in rows with a processor.
+        """Set the logits of forbidden ids to -inf in rows that have a processor.
 
         Args:
             logits: (B, L, V), with all other constraints applied.
             history: The tokens before each position.
 
         Returns:
-            The logits, and the largest logit of each position, (B, L), which saves `constrain` a pass over V.
+            The logits, and each position's largest logit, (B, L), which saves `constrain` a pass over V.
         """
 
     def draft_choice(self, ids: mx.array, tokens: Sequence[Sequence[int]]) -> Callable[[mx.array], mx.array] | None:
-        """Return a faster way to choose greedy draft tokens than applying all constraints, or None.
+        """Return a faster function for choosing greedy draft tokens than applying all constraints, or None.
 
         Args:
-            ids: (N,), the ids that may be proposed, in ascending order.
-            tokens: The committed tokens of each row.
+            ids: (N,), the ids that may be proposed, sorted.
+            tokens: Each row's committed tokens.
 
         Returns:
-            A function from (B, N) logits to the next id of each row, (B, 1), called once for each draft token.
+            A function from (B, N) logits to each row's next id, (B, 1). It is called once for each draft token.
         """
 
 
@@ -48,11 +48,11 @@ class Constraints:
     """The constraints on one output.
 
     Args:
-        no_repeat_ngram_size: No n-gram of this size occurs twice; 0 allows repeats.
+        no_repeat_ngram_size: No n-gram of this size occurs twice. 0 means no limit.
         banned: Sequences of one or more ids that never occur.
         not_before: Pairs (id, position): the id does not occur before this position.
-        forced: Pairs (position, ids): one of the ids occurs at this position, regardless of all other constraints. If
-            a position is listed twice, the last pair counts.
+        forced: Pairs (position, ids): one of the ids occurs at this position, regardless of all other constraints. If a
+            position is listed twice, the last pair applies.
         processor: Applied after all other constraints except `forced`.
     """
 
@@ -80,10 +80,10 @@ class History(NamedTuple):
     """The tokens before each position, for penalties and constraints.
 
     Args:
-        tokens: The committed ids of each row.
-        drafted: (B, N) draft ids after them, lazy, or None. The last position sees all of them, the position before it
-            one fewer, and so on.
-        constraints: The constraints of each row, or () if no row has any.
+        tokens: Each row's committed ids.
+        drafted: (B, N), lazily computed draft ids that follow them, or None. All of them precede the last position, all
+            but the last precede the position before it, and so on.
+        constraints: Each row's constraints, or () if no row has any.
     """
 
     tokens: Sequence[Sequence[int]]
@@ -91,7 +91,7 @@ class History(NamedTuple):
     constraints: Sequence[Constraints] = ()
 
     def positions(self, num_positions: int) -> list[range]:
-        """The numbers of each row's last `num_positions` positions."""
+        """The numbers of the last `num_positions` positions in each row."""
         first = 1 - num_positions + (0 if self.drafted is None else self.drafted.shape[1])
         return [range(count + first, count + first + num_positions) for count in map(len, self.tokens)]
 
@@ -100,7 +100,7 @@ def is_constrained(history: History, num_positions: int) -> bool:
     """Whether a constraint applies at any of the last `num_positions` positions."""
     if any(own.no_repeat_ngram_size or own.banned or own.processor for own in history.constraints):
         return True
-    if not any(own.not_before or own.forced for own in history.constraints):  # the usual case, which needs no positions
+    if not any(own.not_before or own.forced for own in history.constraints):  # the usual case
         return False
     return any(
         any(positions.start < position for _, position in own.not_before)
