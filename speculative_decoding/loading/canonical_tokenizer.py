@@ -60,7 +60,7 @@ HARD_TEXTS = (
 
 
 def canonical_tokenizer(source: Path) -> FastTokenizer | None:
-    """Load a folder's tokenizer, and return an equivalent one that needs only a tokenizer.json, or None.
+    """Load a folder's tokenizer, and return an equivalent that needs only tokenizer.json, or None if there is none.
 
     Prints a note if the folder's files disagree with each other, or if the result is None.
     """
@@ -109,7 +109,7 @@ def prove(reference: FolderTokenizer, source: Path) -> FastTokenizer | None:
 
 
 def differences(reference: FolderTokenizer, other: FolderTokenizer) -> Iterator[str]:
-    """Yield a description of each difference: a token, the languages, a hard text, or a run of ids."""
+    """Yield a description of each difference: in a token, in the languages, on a hard text, or on a run of ids."""
     pieces, others = reference.vocabulary.pieces, other.vocabulary.pieces
     if pieces != others:
         first = next(token for token in sorted({*pieces, *others}) if pieces.get(token) != others.get(token))
@@ -225,7 +225,7 @@ def sentencepiece_backend(reference: SentencePieceTokenizer) -> Any:
 
 
 def subword_model(proto: Any, contents: Sequence[str], unknown_id: int) -> Any:
-    """Return the unigram or BPE model of a SentencePiece model, or None for another type.
+    """Convert a SentencePiece model of type unigram or BPE. Returns None for other types.
 
     contents: The piece of each id.
     """
@@ -270,7 +270,7 @@ def normalizer_of(spec: Any) -> Any:
 
 
 def decoder_of(reference: SentencePieceTokenizer, has_bytes: bool) -> Any:
-    """Return the decoder of a SentencePiece model. has_bytes: Whether pieces may be single bytes."""
+    """Return the decoder for a SentencePiece model. has_bytes: Whether pieces may be single bytes."""
     from tokenizers import decoders
 
     return decoders.Sequence(

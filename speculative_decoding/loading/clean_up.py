@@ -1,6 +1,6 @@
 """The space clean-up that `clean_up_tokenization_spaces` enables: "Hello , it 's" becomes "Hello, it's".
 
-transformers applies it to decoded text, but not for BPE models, whose spaces are exact.
+transformers cleans up decoded text in this way, except for BPE models, whose spaces are exact.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def convert(
     Args:
         source: A local folder, or a name on the Hub.
         output: The folder to write; None means models/NAME.
-        storage: Data type and quantization of the weights.
+        storage: The dtype and quantization of the weights.
         tokenizer: A folder or a model on the Hub whose tokenizer replaces the model's own.
         adapter: A LoRA adapter to merge: a folder, or a name on the Hub.
         revision: A branch, tag or commit on the Hub.
@@ -143,7 +143,7 @@ def require_replaceable(output: Path, source: Path, force: bool) -> None:
 def tensors(
     original: Checkpoint, checkpoint: Checkpoint, names: Sequence[str], progress: Progress
 ) -> Iterator[tuple[str, mx.array]]:
-    """Yield each tensor as it will be stored. Each tensor is read when it is yielded."""
+    """Yield each tensor in the form in which it will be stored. A tensor is read only when it is yielded."""
     sizes = {name: original.info(name).nbytes if name in original else 0 for name in names}
     total = sum(sizes.values())
     done = 0
@@ -155,7 +155,7 @@ def tensors(
 
 def check_space(output: Path, weight_bytes: int) -> None:
     """Raise `InputError` if the disk that holds `output` has too little free space."""
-    needed = weight_bytes + (1 << 26)  # 64 MB for tokenizer files and zip headers
+    needed = weight_bytes + (1 << 26)  # plus 64 MB for tokenizer files and zip headers
     existing = next(folder for folder in output.resolve().parents if folder.exists())
     if (free := shutil.disk_usage(existing).free) < needed:
         raise InputError(

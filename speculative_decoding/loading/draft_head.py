@@ -1,4 +1,4 @@
-"""Folders of draft heads: weights.npz, a config.json that describes the target, and a manifest."""
+"""Draft head folders, which contain weights.npz, a config.json that describes the target, and a manifest."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def ids_by_source(raw: Any, folder: Path, vocab_size: int) -> Mapping[int, Seque
 
 
 def target_facts(target: EncoderDecoder) -> dict[str, Any]:
-    """Return the properties that a head's target must share with the target that the head was trained for."""
+    """Return the properties in which a head's target must match the target for which the head was trained."""
     return {
         "vocabulary": None if target.pieces is None else fingerprint(target.pieces),
         "adapter": target.adapter,

@@ -1,7 +1,7 @@
 """Downloads models from the Hugging Face Hub, and finds them in its cache. The only module that uses the network.
 
 A branch's entry in the cache (refs/BRANCH) is written after all files of its commit have been downloaded. An
-interrupted download therefore keeps the previous copy, and a copy never mixes the files of two commits.
+interrupted download therefore preserves the previous copy, and a copy never mixes files from two commits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 class UnknownModel(InputError):
     """A name that may be misspelled: the Hub has no such model, or is unreachable and the cache has no copy.
 
-    reason: continues "model NAME: not a local folder, ".
+    reason: the part of the message that follows "model NAME: not a local folder, ".
     is_unreached: whether the Hub could not be reached, in which case the model may exist.
     """
 
@@ -65,7 +65,7 @@ class HubError(Exception):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The folder of a commit in the Hub's cache."""
+    """A commit's folder in the Hub's cache."""
 
     name: str
     folder: Path
@@ -81,11 +81,11 @@ class Snapshot:
         return cls(name, folder) if re.fullmatch(r"\w+", commit) and folder.is_dir() else None
 
     def files(self) -> set[str]:
-        """Return the names of the files, relative to the folder. Broken links are left out."""
+        """Return the files' names, relative to the folder. Broken links are left out."""
         return {path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()}
 
     def listed_files(self) -> set[str]:
-        """Return the names of all files of the commit, or an empty set if the cache has no list of them."""
+        """Return the names of all files in the commit, or an empty set if the cache contains no list of them."""
         try:
             from huggingface_hub import get_cached_repo_tree
             from huggingface_hub.errors import CachedRepoTreeNotFoundError
@@ -174,7 +174,7 @@ def fetch(
 ) -> Path:
     """Return the folder of a model in the Hub's cache, after downloading missing files.
 
-    If the Hub denies access or cannot be reached, a complete copy in the cache is used.
+    If the Hub denies access or is unreachable, a complete copy in the cache is used.
 
     Args:
         name: organisation/model, or one of `FORMER_NAMES`.
@@ -313,7 +313,7 @@ def require_address() -> None:
 
 
 def cache() -> Path:
-    """Return the folder of the Hub's cache, which HF_HOME and HF_HUB_CACHE can set."""
+    """Return the folder of the Hub's cache, which can be set with HF_HOME or HF_HUB_CACHE."""
     require_address()
     from huggingface_hub import constants
 
@@ -321,7 +321,7 @@ def cache() -> Path:
 
 
 def is_known(name: str) -> bool:
-    """Return whether the Hub is known to have a model with this name. Sends no request."""
+    """Return whether a model with this name is known to exist on the Hub. Sends no request."""
     return name in FORMER_NAMES or (cache() / cache_folder_name(name)).is_dir()
 
 

@@ -77,7 +77,7 @@ def language_of(name: str) -> Language:
 
 
 def language_tag(name: str) -> str:
-    """Return the BCP 47 tag of a language, as in xml:lang: en for eng_Latn, zh-Hans for zho_Hans, pt-BR for pt_BR."""
+    """Return a language's BCP 47 tag, as used in xml:lang: en for eng_Latn, zh-Hans for zho_Hans, pt-BR for pt_BR."""
     code, script, region = language_of(name)
     parts = (code, script.title() if code in SEVERAL_SCRIPTS else "", region.upper())
     return "-".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""The language tokens of NLLB-200, M2M-100 and mBART, which mark the languages of the source and the output."""
+"""The language tokens of NLLB-200, M2M-100 and mBART. They mark the source and output languages."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from .task_prefixes import task_prefixes
 from .tokenizer import load_tokenizer
 from .tokenizer_base import TOKENIZER_FILES, Tokenizer
 
-if TYPE_CHECKING:  # imported for adapters and for speech models
+if TYPE_CHECKING:  # imported at run time only for adapters and speech models
     from ..models.whisper_tokens import AudioConfig
     from .adapter import Adapter
 
@@ -46,9 +46,9 @@ LONG_QUANTIZED = 3e8  # bytes; quantizing more weights than this takes seconds
 
 @dataclass(frozen=True)
 class ModelHandle:
-    """A model whose weights are not loaded yet, so that prompts and pairs of models can be checked first.
+    """A model whose weights are not loaded yet, so that prompts and model pairs can be checked first.
 
-    nbytes: the size of the weights in bytes.
+    nbytes: the weights' size in bytes.
     quantize: bits per weight, if they are quantized while they are read.
     """
 
@@ -172,7 +172,7 @@ def resolved_audio(model: EncoderDecoder, audio: AudioConfig, folder: Path, raw:
 
 
 def gguf_path(gguf_file: str, folder: Path) -> Path:
-    """Return the path of a GGUF file, given its path or its name in `folder`. Raises `InputError` if it is missing."""
+    """Return the path of a GGUF file, given this path or a name in `folder`. Raises `InputError` if it is missing."""
     for path in (Path(gguf_file), folder / gguf_file):
         if path.is_file():
             return path
@@ -180,7 +180,7 @@ def gguf_path(gguf_file: str, folder: Path) -> Path:
 
 
 def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, Any], Checkpoint]:
-    """Return config.json with the special token ids of generation_config.json, and the weights.
+    """Return config.json, updated with the special token ids in generation_config.json, and the weights.
 
     Both use Hugging Face's names. The ids in config.json are also checked. Raises an `InputError` that explains how to
     load an adapter if the folder is one.
@@ -238,7 +238,7 @@ def tokenizer_folder(
 
 
 def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: EncoderDecoder) -> GenerationConfig:
-    """Return the generation config of a folder. raw: see `read_folder`. Raises `CheckpointError` for invalid fields."""
+    """Return a folder's generation config. raw: see `read_folder`. Raises `CheckpointError` for invalid fields."""
     generation_config, file = checkpoints.read_generation_config(folder, raw)
     if model.audio is not None:
         for name in (
@@ -267,7 +267,7 @@ def build_model(
     unread: use bfloat16 in place of float16. The weights have the same size, and no tensor needs to be read.
 
     Raises:
-        CheckpointError: Tensors and config.json do not match. This is checked without reading tensors.
+        CheckpointError: Tensors do not match config.json. This is checked without reading tensors.
     """
     dtype, quantize = storage.dtype, storage.quantize
     if unread and dtype == "float16":
@@ -298,7 +298,7 @@ def build_model(
 
 
 def weight_bytes(model: EncoderDecoder, checkpoint: Checkpoint) -> int:
-    """Return the size of the tensors that the model reads from the checkpoint."""
+    """Return the total size in bytes of the tensors that the model reads from the checkpoint."""
     names = set(chain.from_iterable(checked_sources(model, checkpoint).values()))
     return sum(checkpoint.info(name).nbytes for name in names)
 
@@ -343,7 +343,7 @@ def locate(
     *,
     only_tokenizer: bool = False,
 ) -> Path:
-    """Return the folder of a model: a `local_folder`, or else the model of this name on the Hub (`lookup.download`).
+    """Return a model's folder: a `local_folder`, or else that of the Hub model with this name (`lookup.download`).
 
     gguf_file: a GGUF file to use instead of other weights: a path, or a file name in the model's folder.
     only_tokenizer: the folder may lack weights.

@@ -28,7 +28,7 @@ def write(folder: Path, **facts: Any) -> None:
 
 
 def read(folder: Path) -> Mapping[str, Any]:
-    """Return the manifest, with the size and SHA-256 of each file. If the folder has no manifest, `files` is empty.
+    """Return the manifest, with each file's size and SHA-256. If the folder contains no manifest, `files` is empty.
 
     Raises `CheckpointError` if the manifest is damaged.
     """

@@ -177,7 +177,7 @@ def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:
 
 
 def token_difference(target: EncoderDecoder, draft: EncoderDecoder) -> str | None:
-    """Return the first difference between the tokens of two models, or None if every id has the same meaning."""
+    """Describe the first difference between two models' tokens. Returns None if every id has the same meaning."""
     # Speech models never read padding, and Whisper models with the same vocabulary may use different ids for padding.
     for name in ("decoder_start_token_id", "eos_token_ids", *(("pad_token_id",) if target.audio is None else ())):
         expected, found = getattr(target.config, name), getattr(draft.config, name)

@@ -116,14 +116,14 @@ def read_with_transformers(folder: Path) -> FolderTokenizer:
 
 
 def stated_model(path: Path) -> str | None:
-    """Return the type of a tokenizer.json's model, such as "BPE", or None if the file does not state it."""
+    """Return the type of a tokenizer.json's model, such as "BPE", or None if the file does not specify it."""
     found = MODEL_TYPE.findall(path.read_bytes()) if path.is_file() else []
     return found[-1].decode() if found else None
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the notes and warnings of libraries."""
+    """Suppress libraries' notes and warnings."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

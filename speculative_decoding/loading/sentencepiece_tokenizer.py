@@ -102,7 +102,7 @@ def is_token(value: object) -> bool:
 
 
 def token_of(value: Any, special: bool | None = None) -> Token:
-    """Return the token that a JSON object describes. special: overrides the object's field."""
+    """Return the token that a JSON object describes. special: overrides the object's field "special"."""
     flags = {name: value.get(name, False) is True for name in ("lstrip", "rstrip", "single_word", "special")}
     return Token(value["content"], **flags | ({} if special is None else {"special": special}))
 
@@ -121,7 +121,7 @@ class SentencePieceTokenizer(FolderTokenizer):
     model_file = "spiece.model"
     cleans_up_text = True  # False for families that transformers 5 loads as BPE models
     defaults: Mapping[str, str | Token] = MappingProxyType({})  # special tokens by name
-    joins_pieces = False  # whether pieces are joined without SentencePiece
+    joins_pieces = False  # whether decoding joins pieces without calling SentencePiece
     strips = True  # whether spaces are stripped from both ends of decoded text
     has_one_model = True  # whether one model encodes both sources and outputs and has an id for each of its pieces
     before: Sequence[str] = ()  # names of the special tokens that precede a text
@@ -323,7 +323,7 @@ class LlamaTokenizer(T5Like):
 
 
 class PegasusTokenizer(SentencePieceTokenizer):
-    """Ids are shifted by 103, the number of tokens that were used only in pretraining."""
+    """Ids are shifted by 103, the number of tokens used only in pretraining."""
 
     defaults = MappingProxyType(
         {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask_2>"}
@@ -418,7 +418,7 @@ class NllbTokenizer(FairseqTokenizer):
 
 
 class M2M100Tokenizer(SentencePieceTokenizer):
-    """vocab.json defines the ids of the pieces; the language tokens follow them."""
+    """vocab.json defines the pieces' ids; language tokens follow them."""
 
     model_file = "sentencepiece.bpe.model"
     has_one_model = False

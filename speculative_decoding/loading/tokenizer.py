@@ -19,7 +19,7 @@ REPLACEMENT = "\ufffd"  # the result of decoding an incomplete character
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer in a folder. Raises `InputError` if the folder has no readable tokenizer.
+    """Load a folder's tokenizer. Raises `InputError` if the folder contains no readable tokenizer.
 
     A tokenizer.json that conversion has checked against the original is read with `tokenizers` alone. Other tokenizers
     are read with the library that defines their format, and importing it may take seconds.
@@ -81,7 +81,7 @@ class StreamingDetokenizer:
     """Decodes ids to text incrementally. Never returns incomplete characters and never revises text it has returned.
 
     Each call decodes a window of the last few ids, and returns the part of the window's text that is new. The window
-    begins with ids that have visible text, because a tokenizer drops spaces at the start of a text.
+    begins with ids that have visible text, because tokenizers drop spaces at the start of a text.
 
     prefix: Ids that precede the output. Their text is not returned.
     """
@@ -160,7 +160,7 @@ class StreamingDetokenizer:
         return next(text for text in texts if REPLACEMENT not in text)
 
     def _text_of_invalid_bytes(self) -> str:
-        """Return the text of ids that no later id can complete, and remove them from the window."""
+        """Return the text of ids at the window's start that no later id can complete, and remove those ids."""
         old, recent = self._window[:-WINDOW], self._window[-WINDOW:]
         text = self._decode(old)
         if text + self._decode(recent) != self._decode(self._window):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import InputError
 from .tokenizer_checks import check_tokenizer_json
 
-if TYPE_CHECKING:  # imported for tokenizers with language tokens
+if TYPE_CHECKING:  # imported at run time only for tokenizers with language tokens
     from .languages import Languages
 
 # Every file that a tokenizer may use.
@@ -38,7 +38,7 @@ MAX_FILE_BYTES = 64 << 20  # Gemma's tokenizer.json is 34 MB
 
 
 class Tokenizer(Protocol):
-    """The interface that the package requires of a tokenizer."""
+    """The interface that a tokenizer must implement."""
 
     @property
     def languages(self) -> Mapping[str, int]:

@@ -1,7 +1,7 @@
 """Rejects tokenizer files that would make a tokenizer library run out of memory, crash or panic.
 
 The libraries cannot be interrupted, and a panic prints a message before Python can catch it, so these checks run first.
-The checks read only parts of tokenizer.json, because parsing all of it would take a fifth of the loading time.
+The checks read only parts of tokenizer.json, because parsing the whole file would take a fifth of the loading time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..checkpoints.files import is_shallow
 from ..sampling.options import short_repr
 
 MAX_PIECE = 4096  # bytes; at about 200,000, the stack overflows when `tokenizers` frees a trie recursively
-MAX_GROWTH = 1000  # characters that one character may expand to; T5's normalizer reaches 36
+MAX_GROWTH = 1000  # characters to which one character may expand; T5's normalizer reaches 36
 MAX_COMPONENT = 4 << 20  # bytes in a normalizer or decoder; T5's normalizer has 320,000
 
 COMPONENT = re.compile(rb'"(normalizer|pre_tokenizer|post_processor|decoder)"\s*:\s*(?=\{)')
@@ -66,7 +66,7 @@ def check_merges(model: Mapping[str, Any]) -> None:
 
 
 def read_object(data: bytes, start: int, name: str) -> Any:
-    """Parse the JSON object at a position without parsing the rest of the file."""
+    """Parse the JSON object at a position, without parsing the rest of the file."""
     for size in (1 << 16, MAX_COMPONENT):
         try:
             content, _ = json.JSONDecoder().raw_decode(data[start : start + size].decode("utf-8", "replace"))

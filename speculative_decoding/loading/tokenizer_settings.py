@@ -43,7 +43,7 @@ def model_type_of(folder: Path) -> str | None:
 
 
 def family_config(folder: Path) -> dict[str, str]:
-    """Return the fields of config.json from which transformers chooses the class of a tokenizer."""
+    """Return the config.json fields from which transformers determines the tokenizer class."""
     fields = {"model_type": model_type_of(folder), "tokenizer_class": tokenizer_class(folder)}
     return {key: value for key, value in fields.items() if value is not None}
 
@@ -76,7 +76,7 @@ def languages_of(added: Mapping[int, Any], folder: Path) -> Languages | None:
 
     # mBART-50 supports Afrikaans; mBART does not.
     is_mbart = name == "MBartTokenizer" or (name not in CLASSES and default == "en_XX" and "af_ZA" not in ids)
-    default = settings.get("src_lang") or default  # English without src_lang, as in transformers
+    default = settings.get("src_lang") or default  # English if src_lang is missing, as in transformers
     if not isinstance(default, str) or default not in ids:
         raise CheckpointError(f"{path}: unknown src_lang {short_repr(default)}; choose one of {', '.join(ids)}")
     is_last = is_mbart or settings.get("legacy_behaviour") is True

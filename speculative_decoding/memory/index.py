@@ -196,7 +196,7 @@ def ordered(
     least: float,
     as_text: Callable[[np.ndarray], str | bytes],
 ) -> Iterator[tuple[float, int]]:
-    """Compare texts in the order of their bounds. Yields a text as soon as no later text can precede it."""
+    """Compare texts in descending order of their bounds. Yields a text as soon as no later text can precede it."""
     waiting: list[tuple[float, int]] = []  # similarity and number, both negative
     for start in range(0, len(found), COMPARED_TOGETHER):
         end = start + COMPARED_TOGETHER

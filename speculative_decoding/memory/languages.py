@@ -8,7 +8,7 @@ from ..errors import InputError, Message, Name
 from ..loading.language_map import language_of
 
 MAX_SHOWN = 20
-MAX_NAME = 40  # characters of a language's name that a message shows
+MAX_NAME = 40  # characters of a language's name to show in a message
 
 
 def closeness(wanted: str, name: str) -> int:

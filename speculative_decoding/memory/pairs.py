@@ -13,7 +13,7 @@ from ..checkpoints.json_text import is_json_value, parse_json_object
 from ..cli.lines import decode_line, read_lines
 from ..errors import InputError, Message, note
 
-MAX_NAMED = 5  # skipped lines that a note names
+MAX_NAMED = 5  # skipped lines to list in a note
 
 Pairs = Iterator[tuple[str, str]]
 QUOTED = re.compile(r'"((?:[^"]|"")*)"')

@@ -108,7 +108,7 @@ class Reader:
         """Handle the end of an element."""
 
     def text(self, text: str) -> None:
-        """Handle the text of an element, or a part of that text."""
+        """Handle an element's text, or part of it."""
 
     def _start(self, name: str, attributes: Mapping[str, str]) -> None:
         name = local(name)
@@ -165,7 +165,7 @@ class Units(Reader):
     """Collects a pair from each unit that contains texts in both languages.
 
     Attributes:
-        pairs: The pairs since they were last taken.
+        pairs: The pairs collected since the caller last removed them.
     """
 
     def __init__(self, source_language: str, target_language: str) -> None:

@@ -41,7 +41,7 @@ def writing_tmx(
         path: The file.
         source_language: The source language as a value of xml:lang; see `language_tag`.
         target_language: The target language, in the same notation.
-        segment: The type of the texts: "sentence", "paragraph" or "block".
+        segment: The type of segment: "sentence", "paragraph" or "block".
         replaces: Whether to replace an existing file with different content.
 
     Raises:

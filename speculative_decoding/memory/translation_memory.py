@@ -20,7 +20,7 @@ MAX_SCANNED = 1000  # pairs with the same source to consider; most may also have
 
 
 class TranslationMemory:
-    """Pairs of a source and a target. `similar` returns the targets of the most similar sources.
+    """Pairs of source and target. `similar` returns the targets of the most similar sources.
 
     Sources are compared by their words and punctuation marks, ignoring case; see `index.py`. The memory stores targets
     in full, but sources only as word numbers.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 def causal_mask(positions: mx.array, capacity: int, dtype: mx.Dtype) -> mx.array:
     """Return an additive mask (B, 1, L, capacity) that lets each query attend to keys up to its own position.
 
-    positions: (B, L), the positions of the queries.
+    positions: (B, L), the queries' positions.
     """
     visible = mx.arange(capacity) <= positions[:, None, :, None]
     return mx.where(visible, mx.array(0, dtype), mx.array(-mx.inf, dtype))
@@ -62,7 +62,7 @@ def sinusoids(first: int, count: int, width: int, includes_longest: bool) -> NDA
     """Return the vectors of `count` positions, (count, width)."""
     half = width // 2
     numbers = np.arange(first, first + count)[:, None]
-    if includes_longest:  # keep float32 and this order: the published models were trained with this rounding
+    if includes_longest:  # keep float32 and this order: the published models were trained with its rounding
         step = np.float32(np.log(10000) / (half - 1))
         angles = numbers.astype(np.float32) * np.exp(np.arange(half, dtype=np.float32) * -step)
     else:

@@ -80,7 +80,7 @@ def attend(
 
 
 def has_fused_kernel(queries: mx.array, keys: mx.array) -> bool:
-    """Return whether MLX computes attention over these arrays, shaped as in `attend`, in one kernel.
+    """Return whether MLX computes attention over these arrays in one kernel. For their shapes, see `attend`.
 
     For other shapes, MLX's fallback takes more operations than `attend`. Follows `has_fused_kernel` and `use_fallback`
     in mlx/backend/metal/scaled_dot_product_attention.cpp at commit 846d176.
@@ -116,7 +116,7 @@ def masked_scores(
     is_plain = soft_cap is None and shared == 1 and len(keys) == len(queries)
     if mask is not None and is_plain:
         if not on_gpu() or mask.shape[2] == 1:
-            return mx.addmm(mask, queries, keys)  # nearly every pass needs only this operation
+            return mx.addmm(mask, queries, keys)  # in nearly every pass, this is the only operation
         if queries.shape[2] <= MAX_SINGLE_QUERIES:  # separate products do not read past the mask
             return mx.addmm(mask[:, :, :, None], queries[:, :, :, None], keys[:, :, None]).squeeze(3)
     scores = matmul_rows(queries, keys)

@@ -1,8 +1,8 @@
 """BART, mBART, Pegasus, M2M-100, NLLB-200 and Marian.
 
-The Transformer of Vaswani et al. 2017 (arXiv 1706.03762): scaled attention, biases in every layer, and position vectors
-added to the embedding. Families differ in position vectors and in the placement of layer norms. The norms follow each
-block in that paper and in BART (Lewis et al. 2020, 1910.13461); in some families, they precede it.
+The Transformer of Vaswani et al. 2017 (arXiv 1706.03762), with scaled attention, biases in every layer, and position
+vectors that are added to the embedding. Families differ in position vectors and in the placement of layer norms. The
+norms follow each block in that paper and in BART (Lewis et al. 2020, 1910.13461); in some families, they precede it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEARNED_OFFSET = 2  # unused rows at the start of a learned position table
 
 @dataclass(frozen=True)
 class Family:
-    """Properties of a family that config.json does not state.
+    """A family's properties that config.json does not specify.
 
     norm_first: whether norms precede blocks, with a final norm in each stack; otherwise, they follow blocks.
     embedding_norm: whether a norm follows the embedding.
@@ -245,7 +245,7 @@ class Stack(nn.Module):
         return self.embedding_norm(x) if "embedding_norm" in self else x
 
     def outputs(self, x: mx.array) -> mx.array:
-        """Apply the final norm, which some families lack, to the output of the last layer."""
+        """Apply the final norm, which some families lack, to the last layer's output."""
         return self.norm(x) if "norm" in self else x
 
 

@@ -51,7 +51,7 @@ class EncoderDecoder(nn.Module):
     adapter: str | None = None  # the fingerprint of the adapter that was merged into the weights
     generation_config: GenerationConfig = GenerationConfig()
     audio: AudioConfig | None = None  # None if sources are token ids rather than `AudioFrames`
-    max_source_tokens: int | None = None  # the longest source in training, if config.json states it
+    max_source_tokens: int | None = None  # the longest source in training, if config.json specifies it
     max_positions: int | None = None  # the maximum length of an output, and of a source of token ids. None: unlimited
     image_token: int | None = None  # the token that marks an image in a source; images are not supported
     logit_cap: float | None = None  # the soft cap c: logits are c * tanh(x / c). None: logits are not capped
@@ -84,7 +84,7 @@ class EncoderDecoder(nn.Module):
     def position_table(self, capacity: int) -> mx.array | None:
         """Return the position weights for `decoder_hidden` with `capacity` keys, or None if the model has none.
 
-        `states` evaluates these weights once per capacity rather than in every pass.
+        `states` evaluates these weights once per capacity, rather than in every pass.
         """
         return None
 
@@ -312,9 +312,9 @@ class EncoderDecoder(nn.Module):
     @classmethod
     @abstractmethod
     def parameter_sources(cls, config: Any, names: Set[str]) -> Sources:
-        """Return the Hugging Face tensors that make up each parameter, joined along their first axis.
+        """Return the names of the Hugging Face tensors that are joined along their first axis to form each parameter.
 
-        All translation of tensor names happens here.
+        This is the only place where tensor names are translated.
 
         Args:
             config: The model's configuration.

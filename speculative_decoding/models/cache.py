@@ -2,10 +2,10 @@
 
 A cache has one row per output, and each row has its own offset. All rows grow together, but each can be rolled back
 separately to an absolute offset, without moving data. With beams, a request occupies several adjacent rows that share
-its cross keys and values. The cache is independent of drafts and of the model's position scheme.
+its cross keys and values. The cache is independent of drafts and of the model's position encoding.
 
-Buffers have only a few sizes, and a pass attends over the whole buffer. Passes therefore have few shapes, and each
-shape is compiled once. Entries past a row's offset are stale, and the model masks them.
+Buffers come in only a few sizes, and a pass attends over a whole buffer. Passes therefore have few different shapes,
+each of which is compiled once. Entries past a row's offset are stale, and the model masks them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from .device import on_gpu
 
-SOURCE_STEP = 32  # source capacities are multiples of this
+SOURCE_STEP = 32  # source capacities are multiples of this number
 MIN_CAPACITY = 32  # output tokens; doubled when full
 
 
@@ -130,7 +130,7 @@ class DecoderCache:
         offsets: The number of tokens in each row.
         beams: Rows per request; B = P * beams.
         recorded_layers: The layers whose hidden states every pass records in `hidden` for a draft head.
-        hidden: The hidden states of the last pass, (B, L, d_model) for each recorded layer.
+        hidden: The last pass's hidden states, (B, L, d_model) for each recorded layer.
     """
 
     layers: Sequence[LayerCache]
@@ -163,7 +163,7 @@ class DecoderCache:
 
     @property
     def source_capacity(self) -> int:
-        """S, the longest source that fits without growing the buffers."""
+        """S, the length of the longest source that fits without growing the buffers."""
         return self.source_mask.shape[3]
 
     @property
@@ -219,9 +219,9 @@ class DecoderCache:
         self.offsets = [min(pair) for pair in zip(self.offsets, offsets, strict=True)]
 
     def zero_after(self, row: int, offset: int | None = None) -> None:
-        """Zero the buffers of a row after an offset; by default, after the row's own offset.
+        """Zero a row's buffers after an offset (default: the row's own).
 
-        Masks hide only finite values, so NaN and infinity must be overwritten.
+        Masks work only on finite values, so NaN and infinity must be overwritten.
         """
         start = self.offsets[row] if offset is None else offset
         for layer in self.layers:

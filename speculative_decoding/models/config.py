@@ -42,7 +42,7 @@ class LayerConfig:
     """A Transformer layer's sizes and variants.
 
     scale: multiplies attention scores.
-    attention_cap: the soft cap on attention scores, see `attend`.
+    attention_cap: the soft cap on attention scores; see `attend`.
     is_gated: whether the activations of the first half of the feed-forward units gate the second half (Shazeer 2020,
         arXiv 2002.05202).
     norm_first: whether a norm precedes each block; otherwise, it follows the residual sum.

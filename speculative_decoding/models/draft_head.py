@@ -1,7 +1,7 @@
 """Draft head: a small network that reads the target's hidden states and drafts tokens one by one.
 
 It has no encoder and no KV cache; its state is a single vector. A step combines the last token with the state and
-attends over the target's cross-attention cache of the last layer. It ends with a feed-forward block and a norm. There
+attends over the cross-attention cache of the target's last layer. It ends with a feed-forward block and a norm. There
 are no other norms, because every additional operation makes a step slower (docs/decisions/draft-head.md). The target's
 output head converts the state to logits.
 
@@ -208,7 +208,7 @@ class DraftHead(nn.Module):
         return mx.where(is_first, self._start_state, found[:, 0])
 
     def compiled_step(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
-        """Run the compiled `step` for one position of each row. Both results are (B, d)."""
+        """Run `step`, compiled, for one position of each row. Both results are (B, d)."""
         _, step = self._compiled or self.finalize()
         return step((len(arrays[0]), arrays[2].shape))(*arrays)
 

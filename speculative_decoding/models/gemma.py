@@ -188,7 +188,7 @@ FEED_FORWARD_NAMES = {
 
 
 def attention_names(block: str, tensor: str) -> dict[str, list[str]]:
-    """Map the parameters of an attention block and its norms to their tensors, as a table for `named`."""
+    """Map the parameters of an attention block and its norms to tensors, as a table for `named`."""
     return {
         f"{block}_norm": [f"pre_{tensor}_layernorm"],
         f"{block}_post_norm": [f"post_{tensor}_layernorm"],

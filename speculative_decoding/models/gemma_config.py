@@ -47,7 +47,7 @@ class Defaults(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerType:
-    """The positions and the window of a layer's self-attention."""
+    """The rotary positions and window of a layer's self-attention."""
 
     rope: Rope
     window: Window
@@ -124,7 +124,7 @@ def joined_config(
 
 
 def nested(raw: RawConfig, name: str) -> RawConfig:
-    """Return the object in the field `name`. Raises `CheckpointError` if there is none."""
+    """Return the JSON object in the field `name`. Raises `CheckpointError` if there is none."""
     found = raw.get(name)
     if not isinstance(found, dict):
         raise CheckpointError(f"config.json: {name!r} must be an object, not {short_repr(found)}")
@@ -132,7 +132,7 @@ def nested(raw: RawConfig, name: str) -> RawConfig:
 
 
 class Section:
-    """The section of config.json for one stack, at `path`."""
+    """One stack's section of config.json, at `path`."""
 
     def __init__(self, path: str, raw: RawConfig, defaults: Defaults) -> None:
         self.path = path
@@ -165,7 +165,7 @@ class Section:
         """Return the stack's configuration.
 
         Args:
-            windows: The window of each type of layer.
+            windows: The window for each type of layer.
             full_attention_every: The default `sliding_window_pattern` n: every n-th layer has full attention.
             rope_per_type: Whether each type of layer has separate rotary settings.
             caps_scores: Whether `attn_logit_softcapping` applies.
@@ -201,7 +201,7 @@ class Section:
         return list(types)
 
     def rope(self, layer_type: str, *, per_type: bool) -> Rope:
-        """Return the rotary settings of one type of layer.
+        """Return one layer type's rotary settings.
 
         transformers 5 writes `rope_parameters`, for each type of layer or for all layers; transformers 4 writes
         `rope_theta` and other fields.

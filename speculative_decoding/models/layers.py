@@ -38,7 +38,7 @@ class DerivedWeight(nn.Module):
 
 
 def finalize_layers(module: nn.Module) -> None:
-    """Evaluate the derived value of every layer within a module."""
+    """Evaluate the derived value of every layer in a module."""
     for layer in module.modules():
         if isinstance(layer, DerivedWeight):
             derived = layer.derive()

@@ -137,7 +137,7 @@ def memory_limits() -> Iterator[None]:
     try:
         yield
     finally:
-        mx.synchronize()  # the wired limit must not change during an evaluation
+        mx.synchronize()  # the wired limit must not change while MLX evaluates arrays
         mx.set_cache_limit(cached)
         mx.set_wired_limit(wired)
 

@@ -1,4 +1,4 @@
-"""T5's relative position bias (Raffel et al. 2020, section 2.1): a learned bias for each bucket of distances."""
+"""T5's relative position bias (Raffel et al. 2020, section 2.1): a learned bias for each distance bucket."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class AudioFrames:
     decode the same window. Create a new object after changing an encoder's weights.
 
     frames: (T, mel bins), T even.
-    others: The same window with other numbers of mel bins, for a draft model that needs them.
+    others: The same window with other numbers of mel bins, for draft models that require them.
     """
 
     frames: mx.array

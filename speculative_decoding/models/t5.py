@@ -45,8 +45,8 @@ MAX_DISTANCE = 1 << 24
 class T5Config:
     """The fields of config.json that the model reads, with their Hugging Face names and valid values.
 
-    The upper limits exceed every published T5. Tensor shapes are checked against these sizes before any tensor is read
-    (`checked_sources`).
+    The upper limits exceed the sizes of every published T5. Tensor shapes are checked against these sizes before any
+    tensor is read (`checked_sources`).
     """
 
     vocab_size: Annotated[int, Int(2, 1 << 24)]
@@ -78,7 +78,7 @@ class T5Config:
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> T5Config:
         """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones.
 
-        checkpoint: A checkpoint from `adapted`. Its tensors determine which tables are tied.
+        checkpoint: A checkpoint returned by `adapted`. Its tensors determine which tables are tied.
         """
         defaults = SPECIAL_TOKENS | FAMILY_DEFAULTS.get(raw.get("model_type", ""), {})
         config = cls(**checked_fields(cls, raw, defaults))
@@ -104,7 +104,7 @@ class T5Config:
     @property
     def encoder(self) -> LayerConfig:
         activation = self.feed_forward_proj.removeprefix("gated-")
-        if self.feed_forward_proj == "gated-gelu":  # Hugging Face uses the approximate GELU here
+        if self.feed_forward_proj == "gated-gelu":  # Hugging Face uses the approximate GELU for this value
             activation = "gelu_new"
         return LayerConfig(
             d_model=self.d_model,

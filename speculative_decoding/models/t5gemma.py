@@ -1,4 +1,4 @@
-"""T5Gemma (Zhang et al. 2025, 2504.06225): an encoder and a decoder with Gemma 2's layers.
+"""T5Gemma (Zhang et al. 2025, arXiv 2504.06225): an encoder and a decoder with Gemma 2's layers.
 
 The encoder and the decoder may have different widths. Decoder layers have cross-attention, without position encoding,
 before the feed-forward block.

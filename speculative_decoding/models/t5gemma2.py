@@ -1,4 +1,4 @@
-"""T5Gemma 2 (Zhang et al. 2025, 2512.14856), for text: an encoder and a decoder with Gemma 3's layers.
+"""T5Gemma 2 (Zhang et al. 2025, arXiv 2512.14856), text only: an encoder and a decoder with Gemma 3's layers.
 
 In the decoder, one attention block covers the previous tokens and the encoder output. Image input is not supported, and
 the vision tower is not loaded.
@@ -214,7 +214,7 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
     """
     embedding = f"{encoder_prefix(checkpoint.keys())}.embed_tokens"
     names = dict[str, str]()
-    for name in checkpoint:  # the encoder's name depends on the version of transformers
+    for name in checkpoint:  # the encoder's name depends on the transformers version
         table, _, tensor = name.rpartition(".")
         if table in (*ENCODER_TABLES, DECODER_TABLE) and tensor == "eoi_embedding":
             names[f"{embedding}.{tensor}"] = name

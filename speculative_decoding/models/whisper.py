@@ -1,7 +1,7 @@
 """Whisper, a speech model (Radford et al. 2022, arXiv 2212.04356), and its distilled variants.
 
 Two convolutions convert log-mel frames to half as many positions. The layers are BART's, with a norm before each block.
-The key projections have no bias, and the output head is the decoder's embedding unless fine-tuning changed it.
+The key projections have no bias, and the output head is the decoder's embedding unless fine-tuning has untied them.
 """
 
 from __future__ import annotations
@@ -329,14 +329,14 @@ TOKENIZERS = {
 
 
 def hugging_face_name(name: str) -> str:
-    """Return the Hugging Face name of one of OpenAI's tensors."""
+    """Return a tensor's Hugging Face name, given OpenAI's name."""
     for theirs, ours in OPENAI_NAMES.items():
         name = name.replace(theirs, ours)
     return f"{PREFIX}{name}"
 
 
 def hugging_face_config(raw: RawConfig) -> dict[str, Any]:
-    """Return mlx-whisper's config.json with Hugging Face's field names. Raises `CheckpointError` for missing sizes."""
+    """Return an mlx-whisper config.json with Hugging Face's field names. Raises `CheckpointError` for missing sizes."""
     sizes = {ours: require(theirs, Int(1, 1 << 24), raw.get(theirs)) for theirs, ours in OPENAI_SIZES.items()}
     widths = {f"{stack}_ffn_dim": 4 * sizes["d_model"] for stack in ("encoder", "decoder")}
     end = 50256 + (sizes["vocab_size"] >= MULTILINGUAL_SIZE)

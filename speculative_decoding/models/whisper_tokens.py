@@ -36,7 +36,7 @@ class AudioConfig:
     alignment_heads: (layer, head) of each cross-attention head that aligns tokens with the speech.
     alignment_note: The reason why `alignment_heads` differs from generation_config.json, or "".
     max_initial_timestamp_index: The maximum of the first timestamp, in encoder positions.
-    unused: Ids after the timestamps that only pad the vocabulary.
+    unused: Ids after the timestamps that serve only as padding of the vocabulary.
     suppressed, begin_suppressed: Tokens that are never generated, or never at the start. None: as in openai-whisper.
     language, task: The model's defaults, or None.
     """
@@ -115,7 +115,7 @@ def resolved(
         file: The name of the parsed file, for error messages.
 
     Raises:
-        InputError: The tokenizer belongs to another vocabulary.
+        InputError: The tokenizer has a different vocabulary.
         CheckpointError: A field is invalid.
     """
     fields = Fields(generation_config, vocab_size, file)
@@ -154,7 +154,7 @@ def resolved(
 
 
 def require_pieces(audio: AudioConfig, languages: Mapping[str, int], pieces: Mapping[int, str]) -> None:
-    """Raise `InputError` unless the tokenizer has the expected pieces for the model's special tokens."""
+    """Raise `InputError` unless the tokenizer contains the expected pieces for the model's special tokens."""
     expected = {
         audio.start: ("<|startoftranscript|>",),
         audio.transcribe: ("<|transcribe|>",),
@@ -189,7 +189,7 @@ def stated_ids(special: Mapping[str, int], fields: Fields, vocab_size: int) -> d
 
 
 def ids_by_layout(no_timestamps: int) -> dict[str, Any]:
-    """Return the ids of the special tokens around notimestamps.
+    """Return the ids of the special tokens adjacent to notimestamps.
 
     All Whisper vocabularies contain these tokens in this order: startoftranscript, languages, translate, transcribe,
     startoflm, startofprev, nospeech, notimestamps, timestamps.

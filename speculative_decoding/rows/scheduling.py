@@ -1,6 +1,6 @@
 """Defines the `Scheduler` protocol, and the loop `drive`, which keeps all slots busy until no items are left.
 
-This module does not depend on models or on the type of the items.
+This module does not depend on models or on the items' type.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def drive(
 ) -> Iterator[Step]:
     """Decode all items, and yield their progress as soon as it is available.
 
-    Items are read only when the scheduler wants more, so memory use does not grow with the number of items.
+    Items are read only when the scheduler can accept more, so memory use does not grow with their number.
 
     Args:
         scheduler: Decodes the items.
@@ -124,7 +124,7 @@ def in_order(
     number: Callable[[Step], int],
     is_last: Callable[[Step], bool] = lambda _: True,
 ) -> Iterator[Step]:
-    """Yield all progress of item 0, then all progress of item 1, and so on, each as soon as possible.
+    """Yield all progress for item 0, then all progress for item 1, and so on, each as soon as possible.
 
     Args:
         progress: The items' progress, in any order.

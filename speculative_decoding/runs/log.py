@@ -1,6 +1,6 @@
 """A run's log records finished work, so that an interrupted run can be continued.
 
-A log is a text file. Its first line, the header, contains the settings that all records depend on. Every other line is
+A log is a text file. Its first line, the header, contains the settings on which all records depend. Every other line is
 a record of finished work. Two kinds of log have no header. In the log of a folder of transcripts, each record contains
 its own settings. A job's settings are stored in a second file, because the job's log is its output.
 
@@ -41,8 +41,8 @@ class LogFormat:
     Args:
         option: The option that names the output.
         version: The version of the record format.
-        continue_with: How to continue after an interruption, for error messages.
-        start_over: How to start over, for error messages.
+        continue_with: Advice on continuing after an interruption, for error messages.
+        start_over: Advice on starting over, for error messages.
         start: The first bytes of every log. A file with a different start is rejected. Empty if the log is an output.
     """
 
@@ -54,7 +54,7 @@ class LogFormat:
 
     @property
     def kept(self) -> str | Message:
-        """How to continue after a full disk, for error messages."""
+        """Advice for continuing after the disk was full, for error messages."""
         return Message("what is finished is kept; {continue_with}", continue_with=self.continue_with)
 
     def header(self, settings: Settings | None) -> str:
@@ -98,7 +98,7 @@ class Log:
     Attributes:
         path: The file.
         is_new: Whether the log contains no earlier run to continue.
-        settings: The settings that all records depend on. The caller may add "exact" and "comparison" to a new log.
+        settings: The settings on which all records depend. The caller may add "exact" and "comparison" in a new log.
     """
 
     def __init__(self, path: Path, format: LogFormat, reader: BufferedReader, file: FileIO) -> None:
@@ -123,7 +123,7 @@ class Log:
         Args:
             path: The file.
             format: The format of the log.
-            settings: All settings that the records depend on, as JSON values; None for a log without settings.
+            settings: All settings on which the records depend, as JSON values; None for a log without settings.
             force: Whether to replace a log with different settings or another version.
 
         Raises:

@@ -31,14 +31,14 @@ class NamedFile(NamedTuple):
 def new_file(
     path: Path, option: str, way_out: str | Message, *, replaces: bool = True
 ) -> Iterator[Callable[[bytes], None]]:
-    """Yield a function that writes to a temporary file. The file is renamed to `path` if the block raises no error.
+    """Yield a function that writes to a temporary file. It is renamed to `path` if the block raises no error.
 
     Creates the parent folder if needed, and removes temporary files left behind by killed processes.
 
     Args:
         path: The file.
         option: The option that names the file, for error messages.
-        way_out: What the user can do if the file cannot be written.
+        way_out: Advice for the user if the file cannot be written.
         replaces: Whether to replace an existing file with different content.
 
     Raises:
@@ -134,7 +134,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 def atomic_write(path: Path, text: str, mode: int = 0o644) -> None:
     """Write UTF-8 text. An existing file is kept until the new one is on disk. Raises OSError.
 
-    A killed process may leave a temporary file, which `clean_up` removes.
+    A killed process may leave behind a temporary file, which `clean_up` removes.
     """
     with atomic_file(path, mode) as file:
         file.write(text.encode())
@@ -147,7 +147,7 @@ def atomic_file(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     An existing file is kept until the new one is on disk. A killed process may leave behind a temporary file, which
     `clean_up` removes. Temporary files that are still being written are locked, so `clean_up` keeps them.
 
-    mode: The file's permissions (default: those that the umask determines).
+    mode: The file's permissions (default: as determined by the umask).
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
     partial = Path(name)

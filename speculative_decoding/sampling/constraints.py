@@ -53,7 +53,7 @@ class Constraints:
         not_before: Pairs (id, position): the id does not occur before this position.
         forced: Pairs (position, ids): one of the ids occurs at this position, regardless of all other constraints. If a
             position is listed twice, the last pair applies.
-        processor: Applied after all other constraints except `forced`.
+        processor: A processor that is applied after all other constraints except `forced`.
     """
 
     no_repeat_ngram_size: int = 0
