@@ -74,7 +74,7 @@ def continuation_text(tokenizer: Tokenizer, tokens: Sequence[int], more: Sequenc
 
 
 WINDOW = 8  # ids that are decoded together; each new window requires a second call to the tokenizer
-MAX_WINDOW = 64  # the maximum, which a run of ids without text may reach
+MAX_WINDOW = 64  # the upper limit, for ids that have no complete text
 
 
 class StreamingDetokenizer:

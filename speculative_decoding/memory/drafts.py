@@ -18,7 +18,7 @@ from .translation_memory import TranslationMemory
 
 @dataclass(frozen=True)
 class MemoryDrafts:
-    """Drafts from the targets of those sources in a memory that are most similar to a request's prompt.
+    """Finds drafts for a request: the targets of those sources in a memory that are most similar to its prompt.
 
     prefixes: Strings with which prompts may begin, but which the memory's sources do not contain.
     """

@@ -147,7 +147,7 @@ class EncoderDecoder(nn.Module):
         return DecoderCache.empty(projections, padding_mask(mask, encoder_output.dtype), beams)
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
-        """Append each row's new tokens (B, L) to the cache, and return the head's input for them, (B, L, d_model).
+        """Run the decoder on new tokens (B, L), append them to the cache, and return the head's input (B, L, d_model).
 
         Every row grows by L. Pad shorter rows at the end, and remove the padding with `cache.trim_to`.
 

@@ -168,7 +168,7 @@ class DecoderCache:
 
     @property
     def capacity(self) -> int:
-        """T, the longest output that fits without growing the buffers. Passes attend over this many positions."""
+        """T, the length of the longest output that fits without growing the buffers. Passes attend over T positions."""
         return self.layers[0].keys_values.shape[3]
 
     @property

@@ -27,7 +27,7 @@ def gpu_generation() -> int | None:
 
 
 def emulates_bfloat16() -> bool:
-    """Return whether the GPU emulates bfloat16 in software, like M1 and M2. There, float16 is faster."""
+    """Return whether the GPU emulates bfloat16 in software, as on M1 and M2, where float16 is faster."""
     return gpu_generation() in (13, 14)
 
 

@@ -242,7 +242,7 @@ class Fields:
 
 
 def upper_half(layers: int, heads: int) -> list[tuple[int, int]]:
-    """Return all heads in the upper half of the layers, as OpenAI uses for models without known alignment heads."""
+    """Return all heads in the upper half of the layers, OpenAI's choice for models without known alignment heads."""
     return [(layer, head) for layer in range(layers // 2, layers) for head in range(heads)]
 
 

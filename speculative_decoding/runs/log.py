@@ -61,7 +61,7 @@ class LogFormat:
         return json.dumps({"version": self.version, "settings": settings}) + "\n"
 
     def same_settings(self, path: Path, header: Settings, wanted: Settings) -> dict[str, Any]:
-        """Return a header's settings, which may also contain "exact". Raises `InputError` if they are not `wanted`."""
+        """Return a header's settings, which may include "exact". Raises `InputError` if they differ from `wanted`."""
         settings = header.get("settings")
         if not isinstance(settings, dict) or not isinstance(settings.get("exact"), bool | None):
             raise self.refusal(f"{path} is missing or cannot be read")

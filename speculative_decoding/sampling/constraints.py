@@ -1,6 +1,6 @@
 """Constraints on the next token, given the tokens before it. The module `masking`, imported on first use, applies them.
 
-They match those of Hugging Face's logits processors that set logits to -inf: `NoRepeatNGram`, `NoBadWords`,
+They correspond to those Hugging Face logits processors that set logits to -inf: `NoRepeatNGram`, `NoBadWords`,
 `SuppressTokens`, `SuppressTokensAtBegin`, `MinLength`, `MinNewTokensLength`, `ForcedBOSToken` and `ForcedEOSToken`
 (transformers 5, `generation/logits_process.py`, where each name ends with `LogitsProcessor`). At a position after draft
 tokens, these also count as preceding tokens, although they are still on the device. A position's number is the number
@@ -32,7 +32,7 @@ class LogitsProcessor(Protocol):
         """
 
     def draft_choice(self, ids: mx.array, tokens: Sequence[Sequence[int]]) -> Callable[[mx.array], mx.array] | None:
-        """Return a faster function for choosing greedy draft tokens than applying all constraints, or None.
+        """Return a shortcut that chooses greedy draft tokens without applying all constraints, or None.
 
         Args:
             ids: (N,), the ids that may be proposed, sorted.
