@@ -60,7 +60,7 @@ def score(
         tgt_lang: See `GenerationOptions`.
 
     Raises:
-        InputError: The source is empty or too long, or the model does not have these ids or languages.
+        InputError: The source is empty or too long, or contains ids or names languages that the model does not have.
     """
     ids = encode_prompt(model, tokenizer, source, allow_long_prompt, src_lang, tgt_lang)
     first = first_token(model, tokenizer, tgt_lang)
@@ -91,7 +91,7 @@ def encode(
     src_lang: str | None = None,
     tgt_lang: str | None = None,
 ) -> mx.array:
-    """Text -> the encoder output, (1, S, d_model). Its last position is the end-of-sequence token.
+    """Text -> the encoder output, (1, S, d_model). The last position is that of the end-of-sequence token.
 
     Raises `InputError` if the text is empty or too long.
     """

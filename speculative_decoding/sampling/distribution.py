@@ -16,7 +16,7 @@ from .constraints import History, is_constrained
 from .options import GenerationOptions
 from .random import Purpose, gumbel, random_keys
 
-BLOCK = 64  # ids that are summed at once
+BLOCK = 64  # number of ids that `logsumexp` sums at once
 
 
 def leaves_logits_unchanged(rows: Sequence[GenerationOptions], history: History, num_positions: int) -> bool:
@@ -25,7 +25,7 @@ def leaves_logits_unchanged(rows: Sequence[GenerationOptions], history: History,
 
 
 def processed_logits(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
-    """(B, L, V) raw logits -> (B, L, V) after penalties and constraints. Temperature 0 needs no further steps."""
+    """(B, L, V) raw logits -> (B, L, V) logits after penalties and constraints, which suffice at temperature 0."""
     if any(row.has_penalty for row in rows):
         penalty = mx.array([row.repetition_penalty or 1.0 for row in rows])[:, None, None]
         logits = penalize_repetition(logits.astype(mx.float32), penalty, history)
@@ -46,7 +46,7 @@ def logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: Histo
 
 
 def shifted_logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
-    """Like `logprobs`, but shifted so that the largest of each position is 0, which is faster than normalizing."""
+    """Like `logprobs`, but shifted so that the largest one at each position is 0, which is faster than normalizing."""
     x = sampled_logits(logits, rows, history)
     return x - x.max(axis=-1, keepdims=True)
 
@@ -91,7 +91,7 @@ def token_logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
 
 
 def logsumexp(x: mx.array) -> mx.array:
-    """(..., V) -> (...), summed in blocks. A single sum over 8192 ids has an error of 5e-5 on MLX's CPU backend."""
+    """(..., V) -> (...), computed in blocks. A single sum over 8192 ids has an error of 5e-5 on MLX's CPU backend."""
     return mx.logsumexp(mx.logsumexp(in_blocks(x), axis=-1), axis=-1)
 
 
@@ -103,7 +103,7 @@ def in_blocks(x: mx.array) -> mx.array:
 
 
 def column(rows: Sequence[GenerationOptions], name: str) -> mx.array:
-    """Return an option's values for all rows, (B, 1, 1)."""
+    """Return the values of an option in all rows, as an array (B, 1, 1)."""
     return mx.array([getattr(row, name) for row in rows])[:, None, None]
 
 
@@ -114,7 +114,7 @@ def penalize_repetition(logits: mx.array, penalty: mx.array, history: History) -
     longest = max(map(len, history.tokens))
     committed = [[*tokens, *tokens[:1] * (longest - len(tokens))] for tokens in map(list, history.tokens)]
     not_seen = 2**30
-    # For each id, how many draft ids a position must see for the id to have occurred.
+    # For each id, the number of draft ids that must be visible from a position for the id to count as seen there
     first_seen = mx.full((rows, vocab_size), not_seen).at[index, mx.array(committed)].minimum(0)
     visible = mx.arange(length)
     if history.drafted is not None and (drafted := history.drafted.shape[1]):
@@ -125,7 +125,7 @@ def penalize_repetition(logits: mx.array, penalty: mx.array, history: History) -
 
 
 def keep_top_k(logits: mx.array, counts: Sequence[int]) -> mx.array:
-    """(B, L, V): set logits below each row's k-th largest one to -inf. All ids that tie with it stay."""
+    """(B, L, V): set logits below the k-th largest one to -inf, where k is the row's count. Ties are kept."""
     vocab_size = logits.shape[-1]
     max_count = min(max(counts), vocab_size)
     largest = mx.sort(mx.topk(logits, max_count, axis=-1), axis=-1)  # ascending
@@ -135,10 +135,10 @@ def keep_top_k(logits: mx.array, counts: Sequence[int]) -> mx.array:
 
 
 def keep_top_p(logits: mx.array, p: mx.array) -> mx.array:
-    """(B, L, V), (B, 1, 1): set the least likely ids, whose total probability is at most 1 - p, to -inf.
+    """(B, L, V), (B, 1, 1): set the least likely ids, with a total probability of at most 1 - p, to -inf.
 
-    One id always stays, and with p = 1 all ids stay. If ids tie at the edge, the highest ids stay, as with a stable
-    sort, although only values are sorted here.
+    At least one id is always kept, and p = 1 keeps all ids. If ids tie at the threshold, the highest ids are kept, as
+    if the ids themselves had been sorted with a stable sort; this function sorts only their logits.
     """
     ascending = mx.sort(logits, axis=-1)
     dropped = (mx.cumsum(mx.softmax(ascending, axis=-1), axis=-1) <= 1 - p) & (p < 1)
@@ -152,6 +152,6 @@ def keep_top_p(logits: mx.array, p: mx.array) -> mx.array:
 
 
 def keep_min_p(logits: mx.array, min_p: mx.array) -> mx.array:
-    """(B, L, V), (B, 1, 1): set ids with less than min_p times the largest probability to -inf."""
+    """(B, L, V), (B, 1, 1): set ids whose probability is less than min_p times the largest one to -inf."""
     probs = mx.softmax(logits, axis=-1)
     return mx.where(probs < min_p * probs.max(axis=-1, keepdims=True), -mx.inf, logits)

@@ -15,8 +15,8 @@ class DrafterFacts(NamedTuple):
     module: the module in `drafters/` whose function `build` makes the drafter; see `drafters.choose_drafter`.
     uses_model: whether it runs the draft model or draft head.
     uses_ngrams: whether it looks up n-grams.
-    uses_texts: whether it follows the texts that a request gives.
-    help: the source of its drafts, for the help of the option.
+    uses_texts: whether it drafts from the texts given with a request.
+    help: the source of its drafts, for the help text of the option.
     """
 
     module: str

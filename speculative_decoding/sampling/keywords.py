@@ -1,6 +1,6 @@
-"""Options as keyword arguments, for type checkers and editors. The core does not import them at run time.
+"""Options as keyword arguments, for type checkers and editors. The core never imports this module at run time.
 
-Tests compare the names and types with the dataclasses that declare the options.
+Tests check that the names and types agree with the dataclasses that declare the options.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 
 class SpeechKeywords(TypedDict, total=False):
-    """The fields of `GenerationOptions` that are also options of transcriptions, marked `FOR_SPEECH`."""
+    """The fields of `GenerationOptions` that are also transcription options, marked `FOR_SPEECH`."""
 
     top_k: int
     top_p: float

@@ -18,8 +18,8 @@ PADDING = -1  # fills shorter rows on the left; not a valid id
 def constrain(logits: mx.array, history: History) -> mx.array:
     """(B, L, V): set the logits of forbidden ids to -inf. Call this only if `is_constrained` is true.
 
-    If no id would be left, for example in a draft with a small vocabulary, the position stays unchanged. At a forced
-    position only the forced ids remain, even if they are forbidden.
+    If all ids at a position are forbidden, for example because the draft's vocabulary is small, the logits there stay
+    unchanged. At a forced position, only the forced ids remain, even if they are forbidden.
     """
     batch_shape = logits.shape[:2]
     length = logits.shape[1]
@@ -48,7 +48,7 @@ def constrain(logits: mx.array, history: History) -> mx.array:
 
 @lru_cache(maxsize=8)
 def never_mask(never: tuple[tuple[int, ...], ...], vocab_size: int) -> mx.array:
-    """(B, 1, V), or (1, V) if all rows agree: True at the ids of each row. Cached for later rounds."""
+    """(B, 1, V), or (1, V) if all rows forbid the same ids: True at each row's ids. Cached for later rounds."""
     if len({*never}) == 1:
         never = never[:1]
     masks = [mask_of(mx.array(ids, mx.int32)[None, None], vocab_size)[0] for ids in never]
@@ -66,8 +66,8 @@ def mask_of(ids: mx.array, vocab_size: int) -> mx.array:
 class TokenWindows:
     """The ids before each of `length` positions, aligned at their ends.
 
-    `ids` is (B, N + T + D): N padding ids for the longest n-gram or sequence that is compared, up to T committed ids,
-    and D draft ids. Shorter rows have more padding.
+    `ids` is (B, N + T + D): N padding ids, where N is the length of the longest n-gram or sequence to compare; then up
+    to T committed ids, and D draft ids. Shorter rows contain more padding.
     """
 
     def __init__(self, history: History, length: int) -> None:
@@ -80,7 +80,7 @@ class TokenWindows:
         if history.drafted is not None and history.drafted.shape[1]:
             self.ids = mx.concatenate([self.ids, history.drafted.astype(mx.int32)], axis=1)
         self.length = length
-        self.first = self.ids.shape[1] - length + 1  # ids before the first position; each later position has one more
+        self.first = self.ids.shape[1] - length + 1  # number of ids before the first position
 
     def end_with(self, sequence: Iterable[mx.array]) -> mx.array | bool:
         """Compare the last ids before each position with a sequence.
@@ -101,7 +101,7 @@ class TokenWindows:
 def repeated_ids(windows: TokenWindows, history: History, vocab_size: int) -> Iterator[mx.array]:
     """Yield (B, L, M) ids that would repeat an n-gram, or V for an empty entry.
 
-    If the n - 1 ids before a position are the first n - 1 ids of an earlier n-gram, its last id is forbidden there.
+    If the n - 1 ids before a position begin an earlier n-gram, the last id of that n-gram is forbidden there.
     """
     sizes = [own.no_repeat_ngram_size for own in history.constraints]
     for size in {*sizes} - {0}:

@@ -1,12 +1,12 @@
 """The decoding options: names, types, defaults, limits and help texts.
 
 `GenerationOptions` declares each option once, for Python keywords, command-line flags, and the fields of input files
-and request bodies. To add an option, add a field there and a line to keywords.py, which a test compares.
+and request bodies. To add an option, add a field there and a line to keywords.py; a test checks that they agree.
 
 A field is `name: Annotated[type, Value, "help", *marks] = default`. The marks are the constants below and those of
-values.py: `Flag("num-draft")` for a flag that differs from the name, `Flag(short="-m")` for a short form, `PYTHON_ONLY`
-for an option without a flag, `BASIC` for one of the few flags that --help lists, and `FOR_ALL_ROWS` for an option that
-all rows share.
+values.py: `Flag("num-draft")` for a flag whose name differs from the option's, `Flag(short="-m")` for a short form,
+`PYTHON_ONLY` for an option without a flag, `BASIC` for one of the few flags that --help lists, and `FOR_ALL_ROWS` for
+an option that all rows share.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ MAX_SEED = 2**32 - 1
 MAX_DRAFT_TOKENS = 64
 MAX_TOKENS = 1 << 20
 MAX_REPEATED = 64
-MAX_DRAFT_TEXT = 10_000_000  # characters; these take ten seconds and 1.6 GB
+MAX_DRAFT_TEXT = 10_000_000  # characters; preparing so long a text takes ten seconds and 1.6 GB
 
 # Marks of fields
-FOR_SPEECH = "for speech"  # also an option of transcriptions, which set all other options themselves
+FOR_SPEECH = "for speech"  # also a transcription option; a transcription sets all others itself
 SAMPLES_ONLY = "samples only"  # has no effect at temperature 0
 BEAMS_ONLY = "beams only"  # has no effect without beam search
 NOT_WITH_BEAMS = "not with beams"
 
 LOSSLESS = "lossless"  # samples follow the target's distribution
 COMPARABLE = "comparable"  # the text for a seed does not depend on the drafts
-TAKES_DELTA = "takes delta"  # can be relaxed by a `delta`, which makes it lossy
+TAKES_DELTA = "takes delta"  # accepts a `delta`, which relaxes the rule and makes it lossy
 ACCEPTANCE: Mapping[str, Collection[str]] = {  # the rules in decoding/acceptance.py and their properties
     "rejection": (LOSSLESS, TAKES_DELTA),
     "block": (LOSSLESS,),
@@ -68,7 +68,7 @@ LOSSLESS_RULES = [name for name, facts in ACCEPTANCE.items() if LOSSLESS in fact
 COMPARABLE_RULES = [name for name, facts in ACCEPTANCE.items() if COMPARABLE in facts]
 DEFAULT_RULE, RELAXED_RULE = "coupled", "rejection"  # the defaults without and with a delta
 
-OPTIONS_BY_OTHER_NAME: Mapping[str, Sequence[str]] = {  # in other libraries or earlier versions -> options to suggest
+OPTIONS_BY_OTHER_NAME: Mapping[str, Sequence[str]] = {  # name in other libraries or old versions -> options to suggest
     "num_beam_groups": (),
     "diversity_penalty": (),
     "beam_size": ("num_beams",),
@@ -307,7 +307,7 @@ class GenerationOptions:
                 "num_return_sequences",
                 "change one of them",
             )
-        # Beam search neither samples nor drafts, and transformers does not define it with stop strings.
+        # Beam search neither samples nor drafts, and transformers does not define how it combines with stop strings.
         for name, spec in option_specs().items():
             value = getattr(self, name)
             is_off = value == "none" if name == "drafter" else value is False
@@ -329,12 +329,12 @@ class GenerationOptions:
 
     @property
     def rule(self) -> str:
-        """The acceptance rule above temperature 0."""
+        """The acceptance rule at temperatures above 0."""
         return self.acceptance or (RELAXED_RULE if self.delta else DEFAULT_RULE)
 
     @property
     def draft_tokens(self) -> Any:
-        """`num_draft_tokens`, or 0 without a drafter."""
+        """`num_draft_tokens`, or 0 if `drafter` is "none"."""
         return 0 if self.drafter == "none" else self.num_draft_tokens
 
     @property
@@ -404,7 +404,7 @@ class GenerationOptions:
                 raise InputError(Message("has no effect {reason}", reason=reason), name, "leave one of them out")
 
     def _why_without_effect(self, name: str) -> str | Message:
-        """Return the text that follows "has no effect", or "" if the option has an effect."""
+        """Return the reason to state after "has no effect", or "" if the option has an effect."""
         marks = option_specs()[name].marks
         if BEAMS_ONLY in marks and self.num_beams == 1:
             return Message("with {num_beams} 1")
@@ -435,7 +435,7 @@ def option_specs() -> Mapping[str, OptionSpec]:
 
 
 def shows_options(function: Callable[P, R], options: Mapping[str, OptionSpec] | None = None) -> Callable[P, R]:
-    """Make `help()` list each option with its type and default instead of **options. None means `option_specs()`."""
+    """Make `help()` list each option with its type and default instead of **options. Default: `option_specs()`."""
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     leading = [each for each in own if each.kind is not Parameter.KEYWORD_ONLY]
@@ -449,7 +449,7 @@ def shows_options(function: Callable[P, R], options: Mapping[str, OptionSpec] | 
 
 
 def validate_fields(options: Any) -> None:
-    """Replace the values of a frozen dataclass of options by plain Python objects. A default of None stays None.
+    """Convert the values in a frozen dataclass of options to plain Python objects. A default of None stays None.
 
     Raises:
         InputError: A value is not accepted. The error names the option.
@@ -475,21 +475,21 @@ def refusal(type_: Value, value: Any) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """Return `repr(value)`, cut to 60 characters unless it is an address. Booleans are written as in JSON."""
+    """Return `repr(value)`, shortened to 60 characters unless the value is a URL. Booleans are written as in JSON."""
     try:
         text = repr(value).lower() if isinstance(value, bool) else repr(value)
-    except Exception:  # for example, for an integer with thousands of digits
+    except Exception:  # for example, Python does not convert an integer with thousands of digits
         text = f"that {type(value).__name__}"
     return text if len(text) <= 60 or is_address(value) else f"{text[:57]}..."
 
 
 def is_address(value: Any) -> bool:
-    """Whether a value is the address of something on the Web rather than a path or a text."""
+    """Whether a value is a URL rather than a path or other text."""
     return isinstance(value, str) and re.match(r"[a-z][a-z0-9+.-]+://\S+$", value, re.IGNORECASE) is not None
 
 
 def suggested_option(name: str, known: Collection[str]) -> Message:
-    """Return a way out for an unknown option: the known options that it may mean, or all known options."""
+    """Return a suggestion for an unknown option: the known options that may be meant, or all known options."""
     meant = meant_options(name, known) if name in OPTIONS_BY_OTHER_NAME else similar_names(str(name), known, 1)
     if meant:
         return Message("did you mean {names}?", names=listed(meant))

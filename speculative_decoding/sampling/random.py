@@ -1,6 +1,6 @@
 """Random numbers as a function of (seed, position, purpose).
 
-No state is carried between rounds or requests, and a row does not depend on other rows of its batch.
+No state is carried between rounds or requests, and a row's numbers do not depend on the other rows of its batch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 
 import mlx.core as mx
 
-Draw = tuple[int, int, "Purpose"]  # a request's seed, a position of its output, and the purpose of the number
+Draw = tuple[int, int, "Purpose"]  # a request's seed, a position in its output, and the number's purpose
 
 
 class Purpose(IntEnum):
@@ -25,14 +25,14 @@ class Purpose(IntEnum):
 
 
 def sample_seed(seed: int, number: int) -> int:
-    """Return the seed of one of several samples. Sample 0 keeps the seed. The number of samples has no effect."""
+    """Return the seed of sample `number` of a prompt: `seed` itself for sample 0, and a hash for all others."""
     return int.from_bytes(hashlib.sha256(f"sample {number} {seed}".encode()).digest()[:4], "big") if number else seed
 
 
 def row_seed(seed: int, number: int) -> int:
-    """Return the default seed of row `number` of a file. It depends on nothing else, so resuming changes nothing.
+    """Return the default seed of row `number` of a file. A resumed run computes the same seeds.
 
-    Without the hash, neighbouring seeds would give the same seeds to neighbouring rows.
+    Without the hash, runs with neighbouring seeds would use the same seeds for neighbouring rows.
     """
     return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")
 
@@ -58,5 +58,5 @@ def categorical(logprobs: mx.array, keys: mx.array) -> mx.array:
 
 
 def split(keys: mx.array, count: int) -> mx.array:
-    """(N, 2) keys -> (N, count, 2): independent keys from each key. A different `count` gives different keys."""
+    """(N, 2) keys -> (N, count, 2): independent keys derived from each key. They differ if `count` differs."""
     return mx.vmap(partial(mx.random.split, num=count))(keys)

@@ -1,4 +1,4 @@
-"""Types of values, with the same checks in Python, in JSON and on the command line, and fields of these types.
+"""Value types, which apply the same checks in Python, in JSON and on the command line, and fields of these types.
 
 A field of a dataclass of options or flags is `name: Annotated[type, Value, "help", *marks] = default`. The marks are a
 `Flag`, and strings such as `PYTHON_ONLY` that say where the option exists and which other options it depends on.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ..errors import Message
 
-# Marks for all fields. sampling/options.py has more marks for decoding options.
+# Marks for fields of any dataclass. sampling/options.py defines further marks for decoding options.
 PYTHON_ONLY = "Python only"  # has no flag
 BASIC = "basic"  # one of the few flags that --help lists
 FOR_ALL_ROWS = "for all rows"  # the same for every row of a batch
@@ -28,7 +28,7 @@ annotations_of = cache(partial(get_type_hints, include_extras=True))
 
 
 class Flag(NamedTuple):
-    """How the flag of a field differs from the one derived from the field's name and `Value`.
+    """The ways in which a field's flag differs from the flag derived from the field's name and `Value`.
 
     name: The flag without dashes.
     short: A short form, with its dash.
@@ -45,9 +45,9 @@ class Flag(NamedTuple):
 
 
 class Value(ABC):
-    """A type of values that an option, flag or field accepts.
+    """The type of value that an option, flag or field accepts.
 
-    expected: Its description, which follows "must be".
+    expected: A description of the type, which follows "must be" in error messages.
     metavar: The placeholder in usage messages.
     """
 
@@ -64,7 +64,7 @@ class Value(ABC):
         """Return the value as a plain Python object, or raise ValueError or TypeError."""
 
     def parse(self, text: str) -> Any:
-        """Convert an argument of the command line, or raise ValueError or TypeError."""
+        """Convert a command-line argument, or raise ValueError or TypeError."""
         return self.accept(text)
 
 
@@ -222,7 +222,7 @@ class OneOrMore(ListOf):
 
 @dataclass(frozen=True, eq=False)
 class Union(Value):
-    """A value of the first type that accepts it.
+    """A value of one of several types, converted by the first type that accepts it.
 
     or_object: Whether Python callers may also pass other objects, which are accepted unchanged. Error messages do not
         mention them, because JSON and the command line share the messages.
@@ -293,7 +293,7 @@ class OptionSpec(NamedTuple):
 
 @cache
 def specs_of(cls: type) -> Mapping[str, OptionSpec]:
-    """Return the fields of a dataclass by name, in the order of their declaration."""
+    """Return the fields of a dataclass by name, in declaration order."""
     specs = {}
     for each in fields(cls):
         annotation, type_, help_, *marks = get_args(annotations_of(cls)[each.name])

@@ -93,7 +93,7 @@ def speech_routes() -> list[Route | WebSocketRoute]:
 def error_handlers(service: Service) -> dict[Any, Any]:
     """Return the functions that convert exceptions to responses and count them.
 
-    They are coroutines, because Starlette would call other functions in a different thread.
+    All of them are coroutines, because Starlette would call plain functions in a different thread.
     """
 
     async def on_server_error(request: Request, error: Exception) -> Response:
@@ -127,7 +127,7 @@ def log_response(
     """Log a response, and count it in the metrics.
 
     Args:
-        service: Has the metrics.
+        service: The service with the metrics.
         settings: Determines whether prompts are logged.
         paths: The paths that the metrics distinguish.
         scope: The request.
@@ -140,7 +140,7 @@ def log_response(
     prompts = f" {one_line(repr(scope.get('prompts')))}" if settings.log_prompts and "prompts" in scope else ""
     path = one_line(scope["path"])[:200]
     if path.startswith(DOWNLOADS):
-        path = f"{DOWNLOADS}..."  # the name gives access
+        path = f"{DOWNLOADS}..."  # anyone who knows the name can download the file
     is_polled = path in ("/health", "/metrics")
     level = logging.DEBUG if is_polled else logging.INFO
     LOG.log(level, f"{client} {scope.get('method', 'GET')} {path} {status} {seconds:.3f} s{prompts}")
@@ -164,7 +164,7 @@ async def model(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Return status 200 if the server is ready, otherwise 503 with the state of the server."""
+    """Return status 200 if the server is ready, otherwise status 503 and the server's state."""
     state = request.app.state.service.state
     if state == READY:
         return JSONResponse({"status": "ok"})

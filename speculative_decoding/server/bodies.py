@@ -1,4 +1,4 @@
-"""Reads request bodies within limits, and stops the work for a response if the client disconnects."""
+"""Reads request bodies within limits, and stops the work on a response if the client disconnects."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def client_address(request: Request) -> str:
 
 
 async def cancel_on_disconnect(receive: Receive, work: Awaitable[Result], seconds: float | None = None) -> Result:
-    """Return the result of `work`, or cancel it when the client disconnects or the time limit is reached.
+    """Return the result of `work`, or cancel `work` if the client disconnects or the time limit is reached.
 
     Args:
-        receive: Receives the messages of the connection, after the body has been read.
+        receive: Receives the connection's messages, once the body has been read.
         work: The awaitable to run.
         seconds: The time limit.
 
@@ -80,10 +80,10 @@ async def cancel_on_disconnect(receive: Receive, work: Awaitable[Result], second
 async def cancel_on(
     interruption: Awaitable[Exception], work: Awaitable[Result], seconds: float | None = None
 ) -> Result:
-    """Return the result of `work`, or cancel it and raise an error.
+    """Return the result of `work`, unless `interruption` ends first; then cancel `work` and raise an error.
 
     Args:
-        interruption: Returns the error to raise. It is cancelled when `work` ends.
+        interruption: Returns the error to raise. Cancelled when `work` ends.
         work: The awaitable to run.
         seconds: The time limit. A `TimeoutError` is raised when it is reached.
     """
@@ -99,7 +99,8 @@ async def cancel_on(
         for task in (working, interrupting):
             task.cancel()
         await asyncio.gather(working, interrupting, return_exceptions=True)
-        # The exceptions of the tasks refer to this frame, which would keep the request alive until garbage collection.
+        # The tasks' exceptions refer to this frame, so these variables would keep the request alive until garbage
+        # collection.
         del task, working, interrupting
 
 
@@ -109,7 +110,7 @@ def is_libretranslate(path: str) -> bool:
 
 
 def error_response(path: str, error: ServerError) -> JSONResponse:
-    """Return an error response in the format of the API to which the path belongs."""
+    """Return an error response in the format of the API that the path belongs to."""
     content = {"error": error.message} if is_libretranslate(path) else error.content
     return JSONResponse(content, error.status, dict(error.headers or {}))
 
@@ -118,7 +119,7 @@ class EventStream(StreamingResponse):
     """A response that sends each server-sent event as soon as it is available.
 
     Args:
-        events: The contents of `data:` lines. None sends a comment, which keeps the connection open.
+        events: The contents of the `data:` lines. For None, a comment is sent, to keep the connection open.
         seconds: The time limit of the request. The connection is closed 30 seconds later, even if a slow client has not
             read all events.
         held: Resources to release after the last event.

@@ -1,7 +1,7 @@
-"""A client's request during decoding: its items, their progress, and the upload that the items come from.
+"""A client's request during decoding: its items, their progress, and the upload from which they are read.
 
-All methods of a request run on the event loop. The decoding thread schedules calls of `on_queued`, `on_progress` and
-`fail` there. The decoding thread itself calls the methods `start`, `client_progress` and `error_of` of an item.
+All methods of a request run on the event loop. The decoding thread schedules calls to `on_queued`, `on_progress` and
+`fail` there. It calls an item's methods `start`, `client_progress` and `error_of` itself.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Callback = Callable[[], None]  # runs on the event loop
 
 @dataclass(eq=False)
 class ClientItem(ABC):
-    """A separately decoded part of a client's request, and its output so far.
+    """A separately decoded part of a client's request, with the output so far.
 
-    finish_reason: None until the last progress has been read. Set from the start if the item needs no decoding.
+    finish_reason: None until the last progress has been read; set from the start if the item needs no decoding.
     address: The address of the client. All items with the same address share its turns.
     """
 
@@ -50,10 +50,10 @@ class ClientItem(ABC):
 
     @abstractmethod
     def start(self, scheduler: Any, number: int) -> Iterable[Progress]:
-        """Submit this item to a scheduler, and return its first progress. Raises if the item cannot be decoded."""
+        """Submit this item to a scheduler, and return its first progress. Raises an error if it cannot be decoded."""
 
     def client_progress(self, progress: Any) -> tuple[ClientItem, Any] | None:
-        """Return one of the `samples` and its progress for the client; None if there is nothing for the client."""
+        """Return one of the `samples` and its progress for the client, or None if the client gets nothing."""
         return self, progress
 
     @abstractmethod
@@ -62,7 +62,7 @@ class ClientItem(ABC):
 
     @abstractmethod
     def error_of(self, error: Exception) -> ServerError:
-        """Return the error response for an error of this item."""
+        """Return the error response for an error in this item."""
 
 
 Item = TypeVar("Item", bound=ClientItem)
@@ -73,11 +73,11 @@ class ClientRequest(Generic[Item]):
 
     Args:
         items: The items to decode.
-        on_first_output: Called for each item, when its first output is read.
+        on_first_output: Called for each item when its first output is read.
 
     Attributes:
-        unfinished: How many items are still being decoded. The client may not have read the finished items yet.
-        error: Why the request failed, or None.
+        unfinished: The number of items that are still being decoded. The client may not have read all finished items.
+            error: The error with which the request failed, or None.
     """
 
     def __init__(self, items: Sequence[Item], on_first_output: Callable[[], None] = lambda: None) -> None:
@@ -119,9 +119,9 @@ class ClientRequest(Generic[Item]):
             raise self.error
 
     async def progress(self, timeout: float | None = None) -> AsyncIterator[tuple[Item, Any] | None]:
-        """Yield items with their progress until all are finished, and None after every `timeout` seconds without any.
+        """Yield items with their progress until all are finished, and None every `timeout` idle seconds.
 
-        The progress of an item that needs no decoding is None. Raises `ServerError` if the request fails.
+        For an item that needs no decoding, the progress is None. Raises `ServerError` if the request fails.
         """
         for item in self.items:
             if item.finish_reason is not None:
@@ -151,14 +151,15 @@ Result = TypeVar("Result")
 
 
 class Upload:
-    """A recording or a text of a client. Used on the event loop, except that reading threads may also call `add`.
+    """A recording or text from a client. Used on the event loop only, but reading threads may also call `add`.
 
     Args:
-        deadline: When the request must be finished, in the time of the event loop.
+        deadline: The event-loop time by which the request must be finished.
         count: Called with the number of bytes that are added. May raise `ServerError`.
 
     Attributes:
-        size: Bytes in memory: of a text, or of the frames of a recording and, until they are complete, its file.
+        size: The number of bytes in memory: those of a text, or those of a recording's frames and, until all frames are
+            computed, of its file.
         is_opening: Whether the upload counts as queued: it has arrived, but has not been submitted for decoding.
     """
 
@@ -170,15 +171,15 @@ class Upload:
         self._failure: asyncio.Future[ServerError] = asyncio.get_running_loop().create_future()
 
     def add(self, size: int) -> None:
-        """Count bytes of a text, a file or its frames. Raises `ServerError` if all uploads together are too large."""
+        """Count bytes of a text, file or frames. Raises `ServerError` if all uploads together are too big."""
         self._count(size)
         self.size += size
 
     def fail(self, error: ServerError) -> None:
-        """Make `unless_failed` raise an error: the current call, or the next one."""
+        """Make the current or next call to `unless_failed` raise an error."""
         if not self._failure.done():
             self._failure.set_result(error)
 
     async def unless_failed(self, work: Awaitable[Result]) -> Result:
-        """Return the result of `work`, or cancel it when the upload fails. Raises `ServerError`."""
+        """Return the result of `work`. If the upload fails, cancel `work` and raise the `ServerError`."""
         return await cancel_on(asyncio.shield(self._failure), work)

@@ -1,4 +1,4 @@
-"""The `serve` command: its flags, the access token, the listening socket and the exit status."""
+"""The `serve` command: flags, access token, listening socket and exit status."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SHARE_CLIENT_TEXTS = (
 
 @dataclass(frozen=True)
 class Address(Value):
-    """An IP address, normalized to the form that sockets report."""
+    """An IP address, normalized to the form in which sockets report addresses."""
 
     expected = "an IP address"
     metavar = "ADDRESS"
@@ -118,7 +118,7 @@ def serve_parser(program: str) -> Parser:
     parser = Parser(prog=program, usage="%(prog)s [options]", description=description, basic=BASIC_ACCESS)
     add_flags(parser, "access", AccessFlags)
     add_flags(parser, "limits", Limits)
-    without = ("seed", "strict", "num_return_sequences")  # requests set `seed`, and `n` instead of the last one
+    without = ("seed", "strict", "num_return_sequences")  # requests set `seed`, and `n` for `num_return_sequences`
     add_decoding_flags(parser, "decoding defaults for requests", without=without)
     return parser
 
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 
 
 def serve(chosen: argparse.Namespace, processes: Any = None) -> int:
-    """Serve until shutdown, and return the exit status: 1 if the device failed and the process must be restarted.
+    """Serve until shutdown, and return the exit status, which is 1 if the device failed and a restart is needed.
 
     processes: The processes that share the target, or None. This process is rank 0.
     """
@@ -168,8 +168,8 @@ def served_names(folder: Path, given: str | None, chosen: Sequence[str] = ()) ->
 
     Args:
         folder: The folder of the model.
-        given: The value of --model. A name comes before the other names of the model, and a path after them.
-        chosen: The values of --served-model-name, which come before all others.
+        given: The value of --model. If it is one of the model's names, it comes before the others; a path comes after
+            them. chosen: The values of --served-model-name, which come before all other names.
     """
     name = model_name(folder)
     names = [name, name.rsplit("/", 1)[-1], *other_names(name)]

@@ -1,6 +1,6 @@
 """POST /v1/completions: parses requests in OpenAI's format, and builds responses, stream chunks, logprobs and usage.
 
-All options of `GenerationOptions` that may differ between the prompts of a batch are additional fields.
+All `GenerationOptions` that may differ between the prompts of a batch are accepted as additional fields.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .streams import stream
 
 
 class Prediction(Value):
-    """OpenAI's `prediction`. Its value is the text, with all parts joined."""
+    """OpenAI's `prediction` field. The accepted value is its text, with all parts joined."""
 
     expected = '{"type": "content", "content": ...} with a text, or a list of {"type": "text", "text": ...}'
     metavar = "TEXT"
@@ -54,7 +54,7 @@ def is_text_part(part: Any) -> bool:
     return is_part and part["type"] == "text" and isinstance(part["text"], str)
 
 
-OBFUSCATED_BYTES = 64  # the size of each line is a multiple of this
+OBFUSCATED_BYTES = 64  # the size of each padded line is a multiple of this
 
 # OpenAI's fields for accounts, billing, caches and stored answers
 IGNORED = (
@@ -124,7 +124,7 @@ def parse_completion(fields: Mapping[str, Any], service: Service, names: ModelNa
 
 
 def options_of(fields: Mapping[str, Any], defaults: GenerationOptions) -> GenerationOptions:
-    """Return the server's options, overridden by the fields of a request. Raises `InputError` or `ServerError`."""
+    """Return the server's options, with those that a request sets replaced. Raises `InputError` or `ServerError`."""
     fields = {"seed": secrets.randbelow(MAX_SEED + 1), **fields}
     if not isinstance(fields.get("logprobs", False), bool):
         if fields["logprobs"] > 0:
@@ -138,10 +138,10 @@ def options_of(fields: Mapping[str, Any], defaults: GenerationOptions) -> Genera
 
 @dataclass
 class Completion:
-    """A parsed request, which also builds the response. All chunks of a response have the same id and time."""
+    """A parsed request, which also builds its response. All chunks of a response have the same id and creation time."""
 
     model: str  # name of the model in the response
-    prompts: Sequence[ClientPrompt]  # for each prompt of the request, `n` samples, which are its choices
+    prompts: Sequence[ClientPrompt]  # for each prompt of the request, the `n` samples that become its choices
     session: Session
     n: int
     stream: bool
@@ -163,7 +163,7 @@ class Completion:
         return {**self._base, "choices": choices, "usage": self._usage()}
 
     def chunk(self, prompt: ClientPrompt, event: Event | None) -> dict[str, Any] | None:
-        """Return the stream chunk of a round, or None if it would be empty. event: None for a blank prompt."""
+        """Return the stream chunk for a round, or None if the chunk would be empty. event: None for a blank prompt."""
         round = Round([], [], 0, finish_reason=prompt.finish_reason) if event is None else event.round
         texts = [] if event is None else event.texts
         text = "".join(texts)
@@ -180,13 +180,13 @@ class Completion:
         return obfuscated(chunk) if self.include_obfuscation else chunk
 
     def usage_chunks(self) -> list[dict[str, Any]]:
-        """Return a list with the usage chunk if the request has `include_usage`, otherwise an empty list."""
+        """Return a list with the usage chunk if the request sets `include_usage`, otherwise an empty list."""
         return [{**self._base, "choices": [], "usage": self._usage()}] if self.include_usage else []
 
     def _usage(self) -> dict[str, Any]:
         """Return the total counts. As in OpenAI's API, prediction tokens are drafts from the request's own draft texts.
 
-        OpenAI has no fields for the counts of all drafts (`drafted_tokens`, `accepted_tokens`) and of target passes.
+        The counts of all drafts (`drafted_tokens`, `accepted_tokens`) and of target passes are not OpenAI fields.
         """
         total, own = GenerationStats(), GenerationStats()
         for prompt in self.prompts:
@@ -208,13 +208,13 @@ class Completion:
 
 
 def obfuscated(chunk: dict[str, Any]) -> dict[str, Any]:
-    """Pad a chunk with random characters, so that its size on the network reveals little about its text."""
+    """Pad a chunk with random characters, so that its size on the network reveals little about the text."""
     missing = -len(event_line({**chunk, "obfuscation": ""}).encode()) % OBFUSCATED_BYTES
     return {**chunk, "obfuscation": secrets.token_urlsafe(missing)[:missing]}
 
 
 def draft_usage(stats: GenerationStats) -> dict[str, int]:
-    """Return the counts that are part of the usage in all APIs."""
+    """Return the counts that are reported as usage in every API."""
     return {
         "completion_tokens": stats.generated_tokens,
         "drafted_tokens": stats.drafted_tokens,
@@ -224,22 +224,22 @@ def draft_usage(stats: GenerationStats) -> dict[str, int]:
 
 
 def has_own_texts(prompt: ClientPrompt, session: Session) -> bool:
-    """Return whether the draft texts of a prompt, if any, come from the client, not from the server's defaults."""
+    """Return whether a prompt's draft texts, if any, come from the client rather than from the server's defaults."""
     return prompt.options.draft_text != session.options.draft_text
 
 
 def rejected_text(session: Session, prompt: ClientPrompt, round: Round) -> str:
-    """Return the text of the draft tokens that the last round of a prompt rejected, or "".
+    """Return the text of the draft tokens that were rejected in a prompt's last round, or "" if it is secret.
 
-    Drafts from other sources than the client's own texts are secret: copies from the n-gram store, which may contain
-    texts of other clients, and the draft texts and translation memory with which the server was started.
+    Drafts from sources other than the client's own texts are secret: copies from the n-gram store, which may contain
+    other clients' texts, and drafts from the draft texts and translation memory with which the server was started.
     """
     is_hidden = {
         COPY: session.ngram is not None and session.ngram.store is not None,
         TEXT: not has_own_texts(prompt, session),
         MEMORY: True,
     }
-    # If an accepted token ends the text, the draft tokens after it were not verified
+    # If an accepted token ended the output, the draft tokens after it were not verified
     if is_hidden.get(round.kind) or round.accepted >= len(round.tokens):
         return ""
     before = prompt.tokens[: len(prompt.tokens) - len(round.tokens) + round.accepted]
@@ -247,7 +247,7 @@ def rejected_text(session: Session, prompt: ClientPrompt, round: Round) -> str:
 
 
 def choice(prompt: ClientPrompt, text: str, finish_reason: str | None, first_token: int) -> dict[str, Any]:
-    """Return a choice, or the part of it in a chunk. A finished sample contains the `seed` that reproduces it."""
+    """Return a choice, or a chunk's part of one. A finished sample's choice contains the `seed` that reproduces it."""
     fields: dict[str, Any] = {
         "text": text,
         "index": prompt.index,

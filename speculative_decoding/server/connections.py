@@ -1,4 +1,4 @@
-"""The HTTP server: limits of connections, and shutdown. Independent of the contents of requests."""
+"""The HTTP server: limits on connections, and shutdown. Independent of the contents of requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .service import Service
 from .sockets import LimitedSocket, SocketLimits, is_valid_upgrade
 
 LOG = logging.getLogger("speculative_decoding.server")
-PING_SECONDS = 20.0  # interval of pings, which detect lost connections
+PING_SECONDS = 20.0  # interval between pings, which detect lost connections
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -49,20 +49,20 @@ class ConnectionLimits:
 class LimitedConnection(H11Protocol):
     """A connection that a client cannot keep open without sending a request.
 
-    uvicorn limits only the time between requests. This class also limits the time to receive headers. It reads the rest
-    of a refused body within limits, because many clients read the response only after they have sent the body. If there
-    are too many connections, a new connection replaces the one that has waited longest for a complete request.
-    uvicorn's own limit would refuse the new connection. When a connection is upgraded to a WebSocket, `LimitedSocket`
-    replaces this class, and the connection counts until the socket ends.
+    uvicorn limits only the time between requests. This class also limits the time that headers may take to arrive. It
+    reads the rest of a refused body within limits, because many clients read the response only after they have sent the
+    body. If there are too many connections, a new one replaces the one that has been waiting longest for a complete
+    request, whereas uvicorn's own limit would refuse the new one. When a connection is upgraded to a WebSocket,
+    `LimitedSocket` replaces this class, and the connection still counts until the socket is closed.
 
     Args:
         limits: The limits.
-        trusted: Addresses without a limit per address. Loopback addresses have no such limit either.
+        trusted: Addresses to which the limit per address does not apply. It does not apply to loopback addresses
+            either.
         of_address: The number of connections from each address. All connections share and update this counter, because
             counting all connections again for each new connection would be slow.
         sockets: The paths whose requests can be upgraded to a WebSocket. Other upgrades are ignored, as HTTP allows.
-        socket_limits: The limits of a WebSocket.
-        options: The options of uvicorn's class.
+        socket_limits: The limits on a WebSocket. options: The options of uvicorn's class.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LimitedConnection(H11Protocol):
 
     @property
     def is_between_requests(self) -> bool:
-        """Whether the connection waits for the headers of the next request."""
+        """Whether the connection is waiting for the headers of its next request."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -126,7 +126,7 @@ class LimitedConnection(H11Protocol):
         """Refuse bytes that are not HTTP. They may be part of the body of a request that is being answered."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True  # after this response, h11 would reject the response to the request
+            cycle.disconnected = True  # once the 400 response is sent, h11 rejects the response to this request
             cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
@@ -150,7 +150,7 @@ class LimitedConnection(H11Protocol):
             del self._of_address[self.address]
 
     def _should_upgrade(self) -> bool:
-        """Return whether a request opens a WebSocket. Other upgrade requests are answered like normal requests."""
+        """Return whether a request opens a WebSocket. Requests for other upgrades are answered like normal requests."""
         if self.scope["path"] not in self._sockets or self._get_upgrade() != b"websocket":
             return False
         lines = [b"%s: %s" % header for header in self.headers]
@@ -183,7 +183,7 @@ class LimitedConnection(H11Protocol):
 def make_server(
     app: Starlette, service: Service, trusted_proxies: Collection[str] = (), limits: ConnectionLimits | None = None
 ) -> uvicorn.Server:
-    """Return a uvicorn server. The first SIGTERM or Ctrl-C drains its requests, and the second aborts them."""
+    """Return a uvicorn server. The first SIGTERM or Ctrl-C lets running requests finish, and the second aborts them."""
     limits = limits or ConnectionLimits(per_address=service.limits.max_connections)
     socket_limits = SocketLimits(limits.seconds, service.limits.max_message)
     sockets = {route.path for route in app.routes if isinstance(route, WebSocketRoute)}
@@ -217,17 +217,17 @@ def make_server(
         ws_ping_interval=PING_SECONDS,
         ws_ping_timeout=PING_SECONDS,
         ws_per_message_deflate=False,  # a small message could decompress to a large one
-        headers=[*SECURITY_HEADERS.items()],  # uvicorn adds these headers to its own responses, too
+        headers=[*SECURITY_HEADERS.items()],  # uvicorn also adds these headers to its own responses
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=75,  # longer than the timeouts of clients and proxies, so they reuse no closed connection
-        timeout_graceful_shutdown=5,  # seconds to finish sending responses
+        timeout_graceful_shutdown=5,  # time limit in seconds for finishing to send responses
     )
     return Server(config)
 
 
 def allow_open_files(count: int) -> None:
-    """Raise the limit on open files of this process, as far as the system allows. A shell on a Mac sets it to 256."""
+    """Raise this process's limit on open files, as far as the system allows. The default in a shell on a Mac is 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     raised = raised_limit(soft, hard, count)
     if raised != soft:

@@ -1,7 +1,7 @@
-"""The decoding thread, the only thread that uses the model. It sleeps while there is nothing to decode.
+"""The decoding thread, the only thread that uses the model. The thread sleeps while there is nothing to decode.
 
-After each round, the thread passes the updates of all requests to the event loop in one call, so it never waits for a
-client. `Lane` decides what to decode next. This module is independent of HTTP.
+After each round, the thread passes the updates of all requests to the event loop in one call, so the thread never waits
+for a client. `Lane` decides what to decode next. This module is independent of HTTP.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .reading_threads import ReadingThreads
 from .texts import text_scheduler
 
 LOG = logging.getLogger("speculative_decoding.server")
-MAX_FAILED_ROUNDS = 3  # consecutive failures, with no request finished in between
+MAX_FAILED_ROUNDS = 3  # in a row, with no request finished in between
 
 
 class DecodingThread:
@@ -43,12 +43,11 @@ class DecodingThread:
     sharded model, the thread ends after the first failure, because other ranks may be waiting for a reduction.
 
     Args:
-        open_session: Loads the models. Its context is entered and exited in the decoding thread.
+        open_session: Returns a context manager that loads the models. It is entered and exited in the decoding thread.
         limits: The limits of the server.
 
     Attributes:
-        decoding: How many items have a slot.
-        waiting: How many items wait for a slot.
+        decoding: The number of items that have a slot. waiting: The number of items that are waiting for a slot.
         reading: The threads that read recordings and texts.
     """
 
@@ -69,7 +68,7 @@ class DecodingThread:
 
         Args:
             on_ready: Called when the models are loaded.
-            on_end: Called when the thread ends: with the error, or with None after `stop`.
+            on_end: Called when the thread ends, with the error that ended it, or with None after `stop`.
         """
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(on_ready, on_end), name="decoding")
@@ -77,7 +76,7 @@ class DecodingThread:
         self.reading.start()
 
     def submit(self, items: Sequence[ClientItem]) -> None:
-        """Queue items. All of them are accepted or refused before the first one is decoded."""
+        """Queue items. Each of them is accepted or refused before any is decoded."""
         with self._wake:
             self._to_submit += items
             self._wake.notify()
@@ -94,7 +93,7 @@ class DecodingThread:
             self._wake.notify()
 
     def stop(self) -> None:
-        """Stop after the current round, and wait until the thread has ended."""
+        """Make the thread stop after the current round, and wait until it has ended."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
@@ -154,7 +153,7 @@ class DecodingThread:
         for item in to_submit:
             if item not in dropped:
                 lane.submit(item)
-        self._notify(lane)  # now, because the round may take long
+        self._notify(lane)  # now, because the next round may take a long time
         for item in to_cancel:
             lane.cancel(item)
         return not self._is_stopping
@@ -164,14 +163,14 @@ class DecodingThread:
         self._call_on_loop(calls)
 
     def _call_on_loop(self, calls: Sequence[Callback]) -> None:
-        """Schedule calls on the event loop, as one callback."""
+        """Schedule several calls on the event loop as a single callback."""
         if calls:
-            with suppress(RuntimeError):  # if the loop is closed, there are no clients
+            with suppress(RuntimeError):  # raised if the loop is closed; there are no clients then
                 self._loop.call_soon_threadsafe(run_all, calls)
 
 
 def new_lane(session: Session, limits: Limits) -> Lane:
-    """Return a lane with new engines: for prompts and texts, or for recordings and live speech."""
+    """Return a lane with new engines, either for prompts and texts or for recordings and live speech."""
     if session.model.audio is None:
         texts = text_scheduler(session, limits)
         return Lane(texts, held_clients=texts.held_clients)
@@ -189,18 +188,18 @@ def run_all(calls: Sequence[Callback]) -> None:
 
 
 def warm_up(session: Session, slots: int) -> None:
-    """Calibrate the device, and compile the passes of a row for each draft length, before the first client arrives."""
+    """Calibrate the device, and compile a row's passes for each draft length, before the first client arrives."""
     defaults = session.options_with({})
     session.planner.prepare(defaults, slots)
     audio = session.model.audio
     language = next(iter(session.tokenizer.languages), None)
-    # The source below is too short for long copies, so use the draft model
+    # The source below is too short for copies of each length, so draft with the draft model
     drafter = "model" if defaults.drafter == "auto" and session.draft_model is not None else defaults.drafter
     options = replace(defaults, drafter=drafter, min_tokens=0, src_lang=None, tgt_lang=language, decoder_prefix="")
     fixed = options.num_draft_tokens
     source: Source
     if audio is None:
-        source = session.tokenizer.encode("a")  # token ids, because a text would cause the note about prefixes
+        source = session.tokenizer.encode("a")  # token ids, because text would trigger the note about missing prefixes
     else:
         from ..models.whisper import NoiseFrames
 
@@ -224,7 +223,7 @@ def decode_drafts(
 
 
 class LastToken(Drafter):
-    """Repeats the last token, to draft any number of tokens."""
+    """Drafts any number of tokens by repeating the last token."""
 
     def begin(self, input_tokens: Sequence[int]) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Detects the languages of clients' texts with py3langid. Independent of the served model."""
+"""Detects the languages of clients' texts with py3langid. This module is independent of the served model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .errors import ServerError
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
-CHARACTERS = 2000  # number of characters of a text that are read; each takes about 0.1 us
+CHARACTERS = 2000  # number of a text's characters that are read; each takes about 0.1 us
 MIN_CONFIDENCE = 1.0  # in percent, for all but the first language in a response
-NO_EVIDENCE = 0.05  # for a text such as "ok" or "12", the probabilities of all languages are below this
+NO_EVIDENCE = 0.05  # for a text such as "ok" or "12", the probability of every language is below this
 NEUTRAL = "en"  # the detected language of such a text, if it is among the candidates
 
 Detection = dict[str, Any]  # LibreTranslate's format: `language`, and `confidence` in percent
@@ -38,10 +38,10 @@ class Detector:
             raise ServerError.of_field(field, problem, status=501)
 
     def detect(self, text: str, codes: Collection[str]) -> list[Detection]:
-        """Return the most likely languages of a text, most likely first. Thread-safe.
+        """Return the most likely languages of a text, the likeliest first. Thread-safe.
 
-        The confidence is the probability among all languages of py3langid. It is therefore low if the text is in none
-        of the candidate languages.
+        The confidence is a language's probability among all languages of py3langid, not only among the candidates. It
+        is therefore low if the text is in none of the candidate languages.
 
         codes: The codes of the candidate languages.
         """
@@ -49,8 +49,8 @@ class Detector:
         written: dict[str, list[str]] = {}  # code without a script -> candidate codes
         for code in codes:
             written.setdefault(language_of(code).code, []).append(code)
-        own = {code: min(each, key=len) for code, each in written.items()}  # prefers ace to ace-Latn
-        if len(chinese := written.get("zh", [])) > 1:  # py3langid does not distinguish scripts
+        own = {code: min(each, key=len) for code, each in written.items()}  # for example, ace rather than ace-Latn
+        if len(chinese := written.get("zh", [])) > 1:  # py3langid does not distinguish between scripts
             own["zh"] = matching_language(chinese_code(text), chinese) or own["zh"]
         probabilities = dict.fromkeys(own, 0.0)
         labels = self._loaded().rank(text)
@@ -72,7 +72,7 @@ class Detector:
 
 
 def chinese_code(text: str) -> str:
-    """Return zh-Hans or zh-Hant. Counts the characters that occur in only one of the standards GB 2312 and Big5."""
+    """Return zh-Hans or zh-Hant, based on the numbers of characters that only GB 2312 or only Big5 contains."""
     found: Counter[tuple[bool, bool]] = Counter(
         (is_in("gb2312", each), is_in("big5", each)) for each in text if "\u4e00" <= each <= "\u9fff"
     )

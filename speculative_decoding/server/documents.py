@@ -1,4 +1,4 @@
-"""Divides clients' texts and files into parts, like documents. Requires the optional subpackage documents/."""
+"""Divides clients' texts and files into parts, as `translate` divides documents. Requires the subpackage documents/."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..session import Session
 from .detection import CHARACTERS
 from .limits import Limits
 
-SAMPLE_PARTS = 1000  # number of parts that are read to detect the language of a document
+SAMPLE_PARTS = 1000  # number of a document's parts that are read to detect its language
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Prompting:
 
     Args:
         prefix: The text before each source.
-        options: The options of all prompts. `max_tokens` is an upper bound; short sources have a lower limit.
+        options: The options of all prompts. `max_tokens` is the maximum; the limit for a short source is smaller.
         session: The models. The target's tokenizer counts the tokens of the sources.
         limits: The limits of the server.
     """
@@ -55,7 +55,7 @@ class Prompting:
 
 
 class Document:
-    """A text or a file of a client. `begin` sets `prompting` and `parts`.
+    """A text or file from a client. `begin` sets `prompting` and `parts`.
 
     Args:
         text: The content.
@@ -98,17 +98,17 @@ class Document:
         return decode_piece(part, self._rules) if isinstance(part, Piece) else None
 
     def add(self, part: Literal | Piece, result: DecodedPiece | None) -> str:
-        """Return the output for the next part. result: The result of its steps, or None if the part is copied."""
+        """Return the output for the next part. result: The result of the part's steps, or None for a copied part."""
         self._findings.add(part, result)
         return self._renderer.add(part, result)
 
     def findings(self) -> list[dict[str, Any]]:
-        """Return the findings: the places in the output that a reader should check."""
+        """Return the findings, which are the places in the output that a reader should check."""
         return [each._asdict() for each in self._findings.by_line()]
 
 
 def fitting(prompting: Prompting) -> Callable[[str], bool]:
-    """Return a function that tells whether a source, with its prefix, is within the limits of the model and server."""
+    """Return a predicate: whether a source, with its prefix, is within the limits of the model and the server."""
     session, most = prompting.session, prompting.limits.max_prompt_tokens
 
     def is_allowed(text: str) -> bool:
@@ -125,7 +125,7 @@ def fitting(prompting: Prompting) -> Callable[[str], bool]:
 def open_file(content: bytes, name: str, format: str | None) -> Document:
     """Read a file. Raises `InputError`.
 
-    format: One of the names in `FORMATS`. None selects the format by the suffix of the name.
+    format: One of the names in `FORMATS`. If None, the name's suffix determines the format.
     """
     if format is None and not PurePath(name).suffix:
         way_out = Message("rename it, or name a {format}")

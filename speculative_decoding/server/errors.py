@@ -16,7 +16,7 @@ class ServerError(Exception):
 
     Args:
         status: The HTTP status.
-        message: A description for people, which is converted to one line.
+        message: A description for human readers. Line breaks are escaped.
         param: The field that caused the error.
         code: A stable identifier for programs.
         headers: Additional headers of the response.
@@ -41,11 +41,11 @@ class ServerError(Exception):
     def of(
         cls, error: Exception, names: Mapping[str, str] = MappingProxyType({}), subject: str | None = None
     ) -> ServerError:
-        """Convert an error to a response. Only errors about options, prompts and files are reported with details.
+        """Convert an error to a response. Details are reported only for errors about options, prompts and files.
 
         Args:
             error: The error.
-            names: Option name -> field name, for options that have another name in the API.
+            names: Option name -> field name, for options whose name differs in the API.
             subject: The field to report if the error does not name an option.
         """
         if isinstance(error, ServerError):
@@ -60,7 +60,7 @@ class ServerError(Exception):
 
     @classmethod
     def of_field(cls, name: str, problem: str, code: str | None = None, status: int = 400) -> ServerError:
-        """Return the error for a field. The message begins with the name of the field."""
+        """Return an error about a field. Its message begins with the field's name."""
         return cls(status, f"{name}: {problem}", name, code)
 
     @property

@@ -1,7 +1,7 @@
 """Parses the fields of requests and events according to tables. JSON objects and forms share one parser.
 
-Each API has its own tables, which are next to the code that uses the values. This module is independent of the meaning
-of the fields.
+ Each API has its own tables, which are defined next to the code that uses the values. This module is independent of
+what the fields mean.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Anything(Value):
 
 
 class File(Value):
-    """Accepts a file in a form. The value is a `Part`."""
+    """Accepts a file in a form, as a `Part`."""
 
     expected = "a file, sent as multipart/form-data"
     metavar = "FILE"
@@ -55,12 +55,11 @@ class Field:
 
     Attributes:
         type: The type of the value, or the table of fields if the value is an object.
-        option: The option that the field sets (default: the option with the name of the field).
-        required: What to send, if the field must not be missing.
-        refused: Why the field is refused.
-        only: The only value of a refused field that is accepted, because the value has no effect.
-        ignored: Whether the field has no effect.
-        blank: Whether an empty text counts as missing. In forms, an empty text always counts as missing.
+        option: The option that the field sets (default: the option with the same name). required: If the field must be
+            sent, a description of what to send. refused: If the field is refused, the reason or an alternative. only:
+            The only value that is accepted if the field is refused, because this value has no effect. ignored: Whether
+            the field has no effect. blank: Whether an empty string counts as missing. In forms, an empty string always
+            counts as missing.
     """
 
     type: Value | Mapping[str, Field] = ANY_TEXT
@@ -73,7 +72,7 @@ class Field:
 
 
 def option_fields() -> dict[str, Field]:
-    """Return a field for each decoding option. Options that must be equal for all rows of a batch are refused."""
+    """Return a field for each decoding option. Options that all rows of a batch must share are refused."""
     shared = Field(refused="is set when the server starts; leave it out")
     return {name: Field(spec.type) if spec.per_row else shared for name, spec in option_specs().items()}
 
@@ -105,7 +104,7 @@ async def read_fields(request: Request, max_bytes: int, *media_types: str) -> di
 
 
 def parse_json(text: str, subject: str) -> dict[str, Any]:
-    """Parse a JSON object from a client. Raises `ServerError`. subject: The name of the object in messages."""
+    """Parse a JSON object from a client. Raises `ServerError`. subject: The object's name in error messages."""
     try:
         fields = parse_json_object(text)
     except InputError as error:
@@ -117,10 +116,10 @@ def parse_json(text: str, subject: str) -> dict[str, Any]:
 
 
 def parse_fields(sent: Mapping[str, Any] | list[Part], table: Mapping[str, Field], path: str = "") -> dict[str, Any]:
-    """Return the accepted values by option name. The values of nested objects are in the same dict.
+    """Return the accepted values by option name. Values from nested objects are merged into the same dict.
 
     Args:
-        sent: An object, whose null fields count as missing; or the parts of a form, whose names may end with [].
+        sent: An object, in which null fields count as missing; or the parts of a form, whose names may end in [].
         table: The fields of the API.
         path: The path of the object, with a dot at the end; "" for the root.
 
@@ -170,7 +169,7 @@ def grouped(parts: Sequence[Part]) -> dict[str, list[str | Part]]:
 
 
 def form_value(name: str, type_: Any, items: list[str | Part]) -> Any:
-    """Return the value of a field in a form, or "" if it is empty. Browsers send empty texts for blank inputs."""
+    """Return a form field's value, or "" if the field is empty. Browsers send empty strings for blank inputs."""
     item_type = type_.item if isinstance(type_, ListOf) else type_
     if len(items) == 1 or not isinstance(type_, Union):  # in a list of texts to translate, some may be empty
         items = [item for item in items if item != ""]
@@ -186,7 +185,7 @@ def form_value(name: str, type_: Any, items: list[str | Part]) -> Any:
 
 
 def accepted(name: str, accept: Callable[[Any], Any], type_: Value, value: Any) -> Any:
-    """Return the result of `accept`, which is a method of the type. Raises `ServerError` for an invalid value."""
+    """Return the result of `accept`, a method of the type. Raises `ServerError` for an invalid value."""
     try:
         return accept(value)
     except (ValueError, TypeError, OverflowError):
@@ -203,7 +202,7 @@ def require_harmless(name: str, field: Field, value: Any) -> None:
 
 
 def field_of(name: str, table: Mapping[str, Field], path: str) -> Field:
-    """Return the field with a name. For an unknown name, raises a `ServerError` with a suggestion."""
+    """Look up a field by name. Raises a `ServerError` with a suggestion if the name is unknown."""
     if name in table:
         return table[name]
     known = accepted_names(table)
@@ -213,7 +212,7 @@ def field_of(name: str, table: Mapping[str, Field], path: str) -> Field:
 
 
 def option_names(table: Mapping[str, Field], path: str = "") -> dict[str, str]:
-    """Map options to the names of their fields. Contains the options whose field has another name or is in an object.
+    """Map options to their fields' names, for options whose field has a different name or is nested in an object.
 
     path: The path of the object, with a dot at the end; "" for the root.
     """
@@ -227,6 +226,6 @@ def option_names(table: Mapping[str, Field], path: str = "") -> dict[str, str]:
 
 
 def accepted_names(table: Mapping[str, Field]) -> list[str]:
-    """Return the names of the fields that have an effect, or all names if no field has one."""
+    """Return the names of the fields that have an effect, or all names if none of the fields does."""
     names = [name for name, field in table.items() if not field.ignored and (field.required or not field.refused)]
     return names or [*table]

@@ -54,12 +54,12 @@ async def opened(request: Request, part: Part, format: str | None) -> Document:
 
 
 def base_name(name: str) -> str:
-    """Return a file name without its folders, which may be separated by slashes or backslashes."""
+    """Return a file name without the folders before it, which may be separated by slashes or backslashes."""
     return re.split(r"[/\\]", name)[-1]
 
 
 def file_names(name: str, target: str) -> tuple[str, str]:
-    """Return the name of a translated file for users, such as talk_de for talk, and its suffix, such as .srt."""
+    """Return the name that users see for a translated file, such as talk_de for talk, and the suffix, such as .srt."""
     path = PurePath(name)
     suffix = path.suffix if re.fullmatch(r"\.[A-Za-z0-9]{1,8}", path.suffix) else ""
     return f"{name.removesuffix(suffix) or 'file'}_{target}", suffix
@@ -68,7 +68,7 @@ def file_names(name: str, target: str) -> tuple[str, str]:
 def own_address(request: Request) -> str:
     """Return the URL at which the client reached the server, which may be behind a proxy with TLS.
 
-    The headers need no check: a client that sends a false header gets a false link, which is sent to no other client.
+    The headers need no check: a client that sends a false header only gets a wrong link itself.
     """
     is_encrypted = request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
     return f"http{'s' if is_encrypted else ''}://{request.headers['host']}"
@@ -77,18 +77,18 @@ def own_address(request: Request) -> str:
 async def download_file(request: Request) -> Response:
     files: KeptFiles = request.app.state.files
     file = files.get(request.path_params["name"])
-    headers = {"Content-Disposition": content_disposition(file.name)}  # all responses also have nosniff and no-store
+    headers = {"Content-Disposition": content_disposition(file.name)}  # every response also has nosniff and no-store
     return Response(file.content, media_type="application/octet-stream", headers=headers)
 
 
 RANDOM_BYTES = 24  # number of random bytes in a name
-MAX_NAME = 100  # maximum number of characters in the name for users
+MAX_NAME = 100  # maximum number of characters in the name that users see
 KEPT = 64  # maximum size of all files together, as a multiple of the maximum size of a request
 GROWTH = 2  # bytes reserved for each byte of a file that is being translated
 
 
 class KeptFile(NamedTuple):
-    """A translated file. name: The name for users. client: The address of the client. timer: Deletes the file."""
+    """A translated file. name: The name that users see. client: The client's address. timer: Deletes the file."""
 
     name: str
     content: bytes
@@ -99,9 +99,9 @@ class KeptFile(NamedTuple):
 class KeptFiles:
     """Maps random names to files. Files are never written to disk, so no name can refer to a different file.
 
-    Memory is reserved before a file is translated, so no finished translation is refused. A client may use as much
-    memory as is free after its own use (dynamic thresholds, Choudhury and Hahne, 1998). A single client can therefore
-    use at most half of the memory, and a few clients cannot use all of it.
+    Memory is reserved before a file is translated, so no finished translation is refused. A client may use at most as
+    much memory as then remains free (dynamic thresholds, Choudhury and Hahne, 1998). A single client can therefore use
+    at most half of the memory, and a few clients cannot use all of it.
 
     Args:
         seconds: How long a file is kept.
@@ -116,7 +116,7 @@ class KeptFiles:
 
     @contextmanager
     def reserve(self, client: str, size: int) -> Iterator[None]:
-        """Reserve memory for a translation within the context. size: Of the source file. Raises `ServerError`."""
+        """Reserve memory for a translation within the context. size: The source file's size. Raises `ServerError`."""
         size *= GROWTH
         if self._used[client] + size > self._max_bytes - self._used.total() - size:
             message = "too many translated files are kept; try again in a few minutes"
@@ -128,9 +128,9 @@ class KeptFiles:
             self._release(client, size)
 
     def keep(self, client: str, name: str, suffix: str, content: bytes) -> str:
-        """Keep a file, for which memory is reserved, and return its random name.
+        """Keep a file for which memory is reserved, and return its random name.
 
-        name: The name for users, without the suffix. suffix: The end of both names.
+        name: The name that users see, without the suffix. suffix: The end of both names.
         """
         key = secrets.token_urlsafe(RANDOM_BYTES) + suffix
         timer = asyncio.get_running_loop().call_later(self._seconds, self._delete, key)
@@ -162,7 +162,7 @@ class KeptFiles:
 
 
 def content_disposition(name: str) -> str:
-    """Return a Content-Disposition header (RFC 6266) with a file name, and a similar ASCII name for old programs."""
+    """Return a Content-Disposition header (RFC 6266) with a file name and, for old programs, a similar ASCII name."""
     name = "".join(each if each.isprintable() and each not in '/\\:*?"<>|' else "_" for each in name)
     plain = re.sub("[^A-Za-z0-9._-]", "_", name)
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='')}"

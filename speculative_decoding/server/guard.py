@@ -1,4 +1,4 @@
-"""Access control: checks Host, Origin and token before the body of a request is read or a WebSocket is accepted."""
+"""Access control: checks Host, Origin and token before a request's body is read or a WebSocket is accepted."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ PAGE = {  # file of the web page -> media type
 }
 # LibreTranslate's clients request languages and settings without a token. The responses contain no texts
 PUBLIC = ("/", *PAGE, "/health", "/languages", "/frontend/settings")
-TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # as in OpenAI's client: browsers cannot set a WebSocket's headers
-TOKEN_IN_BODY = ("/translate", "/translate_file", "/detect")  # LibreTranslate's clients send it there
+TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # as in OpenAI's client; browsers cannot set a WebSocket's headers
+TOKEN_IN_BODY = ("/translate", "/translate_file", "/detect")  # where LibreTranslate's clients send the token
 
 
 class Guard:
     """ASGI middleware that refuses requests for other hosts, from other origins, or without the token.
 
-    The check of the host prevents DNS rebinding: an attacker's DNS server can point a host name at this machine, so
-    that a malicious web page can send requests to it. IP addresses are allowed as hosts, because they need no DNS.
+    The host check prevents DNS rebinding, in which an attacker's DNS server points a host name at this machine, so that
+    a malicious web page can send requests to this server. IP addresses are allowed as hosts, because they need no DNS.
 
     Args:
         app: The application.
@@ -99,7 +99,7 @@ class Guard:
         """Raise `ServerError` for a request that is not allowed."""
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:
-            # A proxy may use the other length, and so disagree about the end of the request (RFC 9112, section 6.1)
+            # A proxy may use the other length, and so find a different end of the request (RFC 9112, section 6.1)
             message = "a request must not have both Content-Length and Transfer-Encoding"
             raise ServerError(400, message, code="two_lengths", headers={"Connection": "close"})
         hosts = headers.getlist("host")
@@ -128,12 +128,12 @@ def host_of(origin: str) -> str:
     """Return the host of an origin and its port, if any, in lower case; "" if the origin is invalid."""
     try:
         return urlsplit(origin).netloc.lower()
-    except ValueError:  # such as brackets without an IPv6 address
+    except ValueError:  # for example, brackets without an IPv6 address
         return ""
 
 
 def token_in_subprotocols(scope: Scope) -> str:
-    """Return the token in the subprotocols of a WebSocket, or "". Web pages percent-encode the token."""
+    """Return the token among the subprotocols of a WebSocket, or "". Web pages percent-encode the token."""
     given = [name for name in scope.get("subprotocols", ()) if name.startswith(TOKEN_SUBPROTOCOL)]
     return unquote(given[0].removeprefix(TOKEN_SUBPROTOCOL)) if given else ""
 
@@ -142,8 +142,8 @@ def require_token(scope: Scope, token: str = "") -> None:
     """Check the token of a request in constant time. Raises `ServerError` if the token is missing or wrong.
 
     Args:
-        scope: The request. Its Authorization header has precedence.
-        token: The token in the body or the subprotocols, for a request without that header.
+        scope: The request. Its Authorization header takes precedence over `token`. token: The token in the body or
+            among the subprotocols, if any.
     """
     expected = scope["token"]
     if expected is None:

@@ -1,4 +1,4 @@
-"""Submits the items of all clients to one scheduler: assigns turns, notifies clients, and cancels items."""
+"""Submits the items of all clients to one scheduler, assigns turns, notifies clients, and cancels items."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LOG = logging.getLogger("speculative_decoding.server")
 
 
 class TurnScheduler(Protocol):
-    """A scheduler whose items need a slot repeatedly: for each window of a recording, or for each prompt of a text.
+    """A scheduler whose items need a slot repeatedly, such as for each window of a recording or each prompt of a text.
 
     paused: The numbers of the items that could use a slot now.
     free_turns: How many of these items can have a turn before the next round.
 
-    The other members are those of `Scheduler`.
+    The other members have the same meaning as in `Scheduler`.
     """
 
     @property
@@ -42,18 +42,18 @@ class TurnScheduler(Protocol):
         """Give a paused item a slot, even if no slot is free. Returns any progress that is available immediately."""
 
     def decode_round(self) -> Iterable[Progress]:
-        """Run a round of all items that have a slot, without giving slots to paused items."""
+        """Run a round for all items that have a slot, without assigning slots to paused items."""
 
 
 class Lane:
     """Decodes prompts, texts, recordings and live speech for the decoding thread.
 
-    An item that takes turns waits until `Turns` chooses it, by the number of turns that each client has had. Each
+    An item that takes turns waits until `Turns` chooses it, based on the number of turns that each client has had. Each
     output of a recording takes a turn, and so does each prompt of a text. All other items start at once: a prompt joins
     the queue of the engine; live speech has a slot from start to end, and is resumed whenever enough audio has arrived.
 
-    With extra turns, a new item does not wait for the turns in progress. While new items have their first turn, items
-    that have had a turn wait, to avoid slowing down the first turns.
+    With extra turns, a new item does not wait for the turns in progress. While a new item has its first turn, items
+    that have already had one wait, so that they do not slow it down.
 
     Args:
         scheduler: Decodes the items.
@@ -75,21 +75,21 @@ class Lane:
         self._turns = Turns[int](credit=1.0)
         self._next_number = count()
         self._items: dict[int, ClientItem] = {}  # the unfinished items
-        self._numbers: dict[ClientItem, int] = {}  # unfinished item, or sample of one -> number
+        self._numbers: dict[ClientItem, int] = {}  # unfinished item, or a sample of it -> its number
         self._started: set[int] = set()  # the items that have had a turn
         self._first: set[int] = set()  # with extra turns, the items that are in their first turn
-        self._held: dict[int, set[int]] = {}  # item -> the items for whose first turns it waits
+        self._held: dict[int, set[int]] = {}  # item -> the items whose first turns must end before its next turn
         self.calls: list[Callback] = []
         self.finished = 0
 
     @property
     def decoding(self) -> int:
-        """How many items have a slot."""
+        """The number of items that have a slot."""
         return self._scheduler.running
 
     @property
     def waiting(self) -> int:
-        """How many items wait for a slot."""
+        """The number of items that are waiting for a slot."""
         return self._scheduler.waiting + len(self._turns.items) - len(self._started)
 
     @property
@@ -122,7 +122,7 @@ class Lane:
             self._forget(self._numbers[item])
 
     def step(self) -> None:
-        """Give out the free turns, then run a round."""
+        """Assign the free turns, then run a round."""
         for number in self._scheduler.paused:
             if not self._items[number].takes_turns:
                 self._notify(self._scheduler.resume(number))
@@ -133,7 +133,7 @@ class Lane:
         self._notify(self._scheduler.decode_round())
 
     def _next_turn(self) -> int | None:
-        """Return the item that has the next turn, or None if no turn is free or no item may take a turn."""
+        """Return the item that takes the next turn, or None if no turn is free or no item may take one."""
         paused = [number for number in self._scheduler.paused if self._items[number].takes_turns]
         self._first.difference_update(paused)
         for number in paused:
@@ -160,7 +160,7 @@ class Lane:
             self._notify(self._scheduler.resume(number))
 
     def _start(self, number: int) -> bool:
-        """Pass an item to the scheduler. Returns whether it can be decoded."""
+        """Pass an item to the scheduler. Returns whether the item can be decoded."""
         item = self._items[number]
         try:
             self._notify(item.start(self._scheduler, number))

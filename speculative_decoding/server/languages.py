@@ -18,7 +18,7 @@ MAX_CODE = 40  # characters of a language's name in a request
 
 
 def given_prefixes(flags: Iterable[str]) -> Pairs:
-    """Return the prefixes of --translate, such as "en:de=translate English to German: ". Raises `InputError`."""
+    """Parse the values of --translate, such as "en:de=translate English to German: ". Raises `InputError`."""
     prefixes: dict[tuple[str, str], str] = {}
     for flag in flags:
         match = re.fullmatch(r"([\w-]+):([\w-]+)=(.*)", flag, re.DOTALL)
@@ -35,8 +35,8 @@ class Languages:
     """The language pairs of a model. Clients name a language by its ISO code, by the model's own code or in English.
 
     Args:
-        tokenizer: Its languages, such as eng_Latn, can all be translated into each other.
-        prefixes: Further pairs.
+        tokenizer: The model's tokenizer. All of its languages, such as eng_Latn, can be translated into each other.
+            prefixes: Further language pairs, with their prompt prefixes.
     """
 
     def __init__(self, tokenizer: Tokenizer, prefixes: Pairs) -> None:
@@ -45,7 +45,7 @@ class Languages:
 
     @cached_property
     def targets(self) -> Mapping[str, list[str]]:
-        """The codes in responses -> those of the languages into which they can be translated. Some have none."""
+        """Code in responses -> codes of the languages into which that language can be translated, if any."""
         codes = sorted(client_codes(self._tokenizer.languages).values())
         targets = {code: [other for other in codes if other != code] for code in codes}
         for source, target in sorted(self._prefixes):
@@ -66,7 +66,7 @@ class Languages:
         ]
 
     def target(self, name: str) -> str:
-        """Return the code in responses of a language to translate into. Raises `InputError` for any other."""
+        """Return a target language's code in responses. Raises `InputError` if nothing can be translated into it."""
         known = sorted({each for targets in self.targets.values() for each in targets})
         code = matching_language(checked(name, "target"), known)
         if code is None:
@@ -74,12 +74,12 @@ class Languages:
         return code
 
     def into(self, target: str) -> list[str]:
-        """Return the codes of the languages that can be translated into one. Raises `InputError`."""
+        """Return the codes of the languages that can be translated into the target. Raises `InputError`."""
         code = self.target(target)
         return [source for source, targets in self.targets.items() if code in targets]
 
     def pair(self, source: str, target: str) -> tuple[str, Mapping[str, str]]:
-        """Return the prefix and the options of prompts for two languages. Raises `InputError` if they are no pair."""
+        """Return the prefix and the options of a pair's prompts. Raises `InputError` if the pair is not supported."""
         source, target = checked(source, "source"), checked(target, "target")
         if (found := matching_pair(self._prefixes, source, target)) is not None:
             return self._prefixes[found], {}
@@ -101,9 +101,9 @@ def checked(name: str, field: str) -> str:
 
 
 def client_codes(codes: Iterable[str]) -> Mapping[str, str]:
-    """Return a code that clients can use for each code of a model: de for deu_Latn, zh for zho_Hans, zh-Hant.
+    """Map each of a model's language codes to one for clients, such as deu_Latn to de, or zho_Hant to zh-Hant.
 
-    `matching_language` returns the model's code for it.
+    `matching_language` converts such a code to the model's code.
     """
     found: dict[str, str] = {}
     taken: set[Language] = set()
@@ -120,7 +120,7 @@ def client_codes(codes: Iterable[str]) -> Mapping[str, str]:
 
 
 def english_name(code: str) -> str:
-    """Return the English name of a language, or its code if it is not known."""
+    """Return the English name of a language, or the code if the name is not known."""
     language = language_of(code)
     name = ENGLISH.get(language.code)
     if name is None:

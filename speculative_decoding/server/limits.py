@@ -16,7 +16,7 @@ from .errors import ServerError
 EXTRA_SLOTS = 1  # slots for the first outputs of recordings; see `Lane`
 MAX_STOP_CHARACTERS = 256  # limits the time per token: each token is compared with all prefixes of a stop string
 MESSAGE_FIELDS = 1 << 10  # maximum size of a message without its audio, in bytes
-MAX_DRAFT_TEXTS = 4  # limits the time per token; smaller than the number of prepared texts that a session keeps
+MAX_DRAFT_TEXTS = 4  # limits the time per token; lower than the number of prepared texts that a session keeps
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Limits:
 
     @property
     def max_message(self) -> int:
-        """The maximum size of a message in bytes: a JSON object with `max_body` bytes in base64."""
+        """The maximum size in bytes of a message, which is a JSON object with up to `max_body` bytes in base64."""
         return self.max_body * 4 // 3 + MESSAGE_FIELDS
 
     def check_options(self, options: GenerationOptions) -> None:
@@ -68,7 +68,7 @@ class Limits:
             raise ServerError.of_field("stop", f"strings must have at most {MAX_STOP_CHARACTERS} characters")
 
     def check_draft_texts(self, name: str, texts: Sequence[str]) -> None:
-        """Refuse draft texts that would take too long to prepare. The decoding thread prepares them."""
+        """Refuse draft texts that would take too long to prepare, because the decoding thread prepares them."""
         if len(texts) > MAX_DRAFT_TEXTS:
             raise ServerError.of_field(name, f"must have at most {MAX_DRAFT_TEXTS} texts on this server")
         if (count := sum(map(len, texts))) > self.max_draft_text:
@@ -76,7 +76,7 @@ class Limits:
             raise ServerError.of_field(name, problem)
 
     def check_length(self, name: str, text: str) -> None:
-        """Refuse a text that certainly exceeds the token limit, because its tokenization would take too long."""
+        """Refuse a text that is certain to exceed the token limit, because tokenizing it would take too long."""
         if len(text) > self.max_prompt_tokens * TOKEN_CHARACTERS:
             problem = f"has {len(text)} characters, too many for {self.max_prompt_tokens} tokens; shorten or split it"
             raise ServerError.of_field(name, problem)

@@ -50,7 +50,7 @@ class ClientStream(ClientItem):
 
     @property
     def waiting_seconds(self) -> float:
-        """How many seconds of audio no hypothesis covers."""
+        """The duration in seconds of the audio that no hypothesis covers yet."""
         with self._lock:
             return self._num_kept / SAMPLE_RATE + (0.0 if self.stream is None else self.stream.waiting_seconds)
 
@@ -60,7 +60,7 @@ class ClientStream(ClientItem):
         self._pass_on(self._resampler.append(np.frombuffer(pcm, "<i2")))
 
     def finish(self) -> None:
-        """End the speech, so that its whole text becomes final."""
+        """End the speech, so that all of its text becomes final."""
         assert self._resampler is not None
         rest = self._resampler.finish()
         self.close()  # frees memory: many finished streams may wait for decoding

@@ -19,7 +19,7 @@ class Metrics:
         self.responses = self._counter("responses", "Responses by path and HTTP status", "path", "status")
         self._prompts = self._counter("prompts", "Prompts, texts and recordings by how they ended", "finish_reason")
         self.errors = self._counter("errors", "Requests answered with an error, by code", "code")
-        # The keys are attributes of GenerationStats
+        # The keys are names of attributes of GenerationStats
         self._counts = {
             "prompt_tokens": self._counter("prompt_tokens", "Tokens of finished prompts"),
             "generated_tokens": self._counter("generated_tokens", "Tokens generated for finished prompts"),

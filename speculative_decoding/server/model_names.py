@@ -14,7 +14,7 @@ WHISPER = "whisper-1"  # OpenAI's name for Whisper, which many clients hard-code
 
 @dataclass(frozen=True)
 class ModelNames:
-    """The name of the model in responses, and the other names that requests may use."""
+    """The model's name in responses, and the other names that requests may use for the model."""
 
     id: str
     aliases: Collection[str] = ()
@@ -22,7 +22,7 @@ class ModelNames:
     def find(self, requested: object = None, field: str = "model") -> str:
         """Return the name of the model in responses. Raises `ServerError` if the request names a different model.
 
-        requested: The name in the request, or None. field: The field of the request with the name.
+        requested: The name in the request, or None. field: The request's field that contains the name.
         """
         if requested is not None and requested != self.id and requested not in self.aliases:
             problem = f"{str(requested)[:80]!r} does not exist (expected {self.id!r})"

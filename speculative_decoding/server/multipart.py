@@ -1,7 +1,7 @@
 """Parses forms in multipart/form-data (RFC 7578) in memory, with python-multipart.
 
 The caller has limited the size of the body. This module limits the number of parts, their headers and the padding, so
-the parsing time is at most proportional to the size.
+the parsing time is at most proportional to the body's size.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .errors import ServerError
 
 MULTIPART = "multipart/form-data"
 MAX_PARTS = 200
-MAX_HEADERS = 8  # number of headers of a part
-MAX_HEADER_BYTES = 2048  # size of a header
-MAX_CONTENT_TYPE = 1024  # number of characters in the Content-Type of the request
-MAX_PADDING = 80  # number of spaces after a boundary, which the parser reads one at a time
+MAX_HEADERS = 8  # maximum number of headers of a part
+MAX_HEADER_BYTES = 2048  # maximum size of a header
+MAX_CONTENT_TYPE = 1024  # maximum number of characters in the request's Content-Type
+MAX_PADDING = 80  # maximum number of spaces after a boundary; the parser reads them one at a time
 
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # hides its warnings about malformed forms
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # hides the library's warnings about malformed forms
 
 
 class Part(NamedTuple):
-    """A field of a form. file_name: The name from the client, which may contain any characters."""
+    """A field of a form. file_name: The name sent by the client, which may contain any characters."""
 
     name: str
     is_file: bool

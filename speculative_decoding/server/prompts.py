@@ -26,7 +26,7 @@ class ClientPrompt(ClientItem):
 
     Args:
         prompt: The text. A blank prompt needs no decoding.
-        options: The options, with the seed of this sample.
+        options: The options, including the seed of this sample.
 
     Attributes:
         samples: All samples of the prompt. They are queued with the first sample, so the prompt is encoded only once.

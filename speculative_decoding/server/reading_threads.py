@@ -1,8 +1,8 @@
-"""Threads that decode the audio files of all clients a few seconds at a time, and read texts part by part.
+"""Threads that decode all clients' audio files a few seconds at a time, and read their texts part by part.
 
-After each step, `Turns` chooses the next reading according to processor time, so a long or costly recording delays the
-others by only one step. A step that takes unusually long, such as parsing a megabyte of text, does not delay other
-clients, because each of them gets an extra thread. This module is independent of the model.
+ After each step, `Turns` chooses the next reading based on the processor time used, so a long or costly recording
+delays the others by only one step. A step that takes unusually long, such as parsing a megabyte of text, does not delay
+other clients, because each of them gets an extra thread. This module is independent of the model.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Generic, TypeVar
 from .turns import Turns
 
 Result = TypeVar("Result")
-CREDIT = 0.05  # in seconds; about the processor time of a step
-STEP_SECONDS = 0.1  # a longer step is unusually long
+CREDIT = 0.05  # in seconds; about the processor time that a step takes
+STEP_SECONDS = 0.1  # a step that takes more time is unusually long
 
 
 @dataclass(eq=False)
 class Reading(Generic[Result]):
-    """The steps that read a recording or text of a client, and the future for the result."""
+    """The steps that read a client's recording or text, and the future for their result."""
 
     client: str
     steps: Generator[None, None, Result]
@@ -32,7 +32,7 @@ class Reading(Generic[Result]):
 
 
 class ReadingThreads:
-    """Runs the steps of many readings.
+    """Runs the steps of many readings in turn.
 
     Args:
         count: The number of permanent threads.
@@ -64,7 +64,7 @@ class ReadingThreads:
             thread.join()
 
     def run(self, client: str, steps: Generator[None, None, Result]) -> Future[Result]:
-        """Run steps for a client. If the future is cancelled, they end after the current step."""
+        """Run steps for a client. If the returned future is cancelled, they end after the current step."""
         reading = Reading(client, steps)
         reading.future.add_done_callback(lambda _: self._remove(reading))
         with self._wake:
@@ -82,9 +82,9 @@ class ReadingThreads:
         return len(self._running) >= len(self._threads) and client not in self._running
 
     def _help(self, client: str) -> None:
-        """Run the extra thread of a client: run its steps while steps of other clients take unusually long.
+        """Run the client's steps in its extra thread while steps of other clients take unusually long.
 
-        Returns when the client has no readings.
+        Returns when the client has no readings left.
         """
         while (reading := self._next_to_help(client)) is not None:
             self._run(reading)
@@ -153,7 +153,7 @@ class ReadingThreads:
                 reading.future.set_result(result)
             else:
                 reading.future.set_exception(error)
-        error = None  # the traceback refers to this frame, which would keep the recording until garbage collection
+        error = None  # its traceback refers to this frame, which would keep the recording until garbage collection
 
     def _next(self) -> Reading[Any] | None:
         """Wait for a reading, and return the next one. Returns None after `stop`."""

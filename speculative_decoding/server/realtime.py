@@ -46,11 +46,12 @@ async def realtime(socket: WebSocket) -> None:
 
 
 class Connection:
-    """A connection: decodes the streams of its session, and sends events to the client.
+    """A connection, which decodes the streams of its session and sends events to the client.
 
-    Streams are decoded one after another, so a connection uses at most one slot, even for the speech after a commit.
-    Committed speech is decoded and its text is sent, unless the client disconnects. Until then, the connection is not
-    idle, and it stays open even if the server is stopping or the client has closed its sending side.
+    Streams are decoded one after another, so a connection uses at most one slot, even if speech follows a commit before
+    the committed speech has been decoded. Unless the client disconnects, committed speech is always decoded and its
+    text sent. Until then, the connection does not count as idle, and it stays open even if the server is stopping or
+    the client has closed its sending side.
     """
 
     def __init__(self, socket: WebSocket, service: Service, names: ModelNames, audio: AudioConfig) -> None:
@@ -83,14 +84,14 @@ class Connection:
             await asyncio.gather(*work, return_exceptions=True)
 
     async def _read(self) -> None:
-        """Handle events until the client disconnects, or has closed its sending side and received all its text."""
+        """Handle events until the client disconnects, or closes its sending side and has received all its text."""
         while (message := await self._socket.receive())["type"] != "websocket.disconnect":
             self._note_use()
             if (text := message.get("text")) is None:
                 self._session.refuse(ServerError(400, "the message is binary; send events as text", code="not_text"))
             else:
                 self._session.receive(text)
-            await asyncio.sleep(0)  # many messages may have arrived, so let other tasks run
+            await asyncio.sleep(0)  # many messages may have arrived; let other tasks run between them
             if self._num_unread > MAX_UNREAD // 2:
                 await self._unread.join()
         if message.get("reason") == HALF_CLOSED:
@@ -112,7 +113,7 @@ class Connection:
         await self._end(AWAY)
 
     async def _end_if_idle(self) -> None:
-        """Close the socket when the client has been idle for too long. A client that waits for text is not idle."""
+        """Close the socket if the client is idle for too long. A client that is waiting for text is not idle."""
         loop, limit = asyncio.get_running_loop(), self._service.limits.max_idle
         while (rest := self._used_at + limit - loop.time()) > 0:
             await asyncio.sleep(rest)

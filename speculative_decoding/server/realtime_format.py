@@ -1,4 +1,4 @@
-"""OpenAI's Realtime format: parses the events of a client, and the settings of its session."""
+"""OpenAI's Realtime format: parses a client's events and the settings of its session."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .fields import Anything, Field, option_names, parse_fields
 from .limits import Limits
 from .model_names import ModelNames
 
-RATE = 24_000  # in Hz, the only sample rate of the API
+RATE = 24_000  # in Hz; the only sample rate that the API accepts
 BYTES_PER_SAMPLE = 2
-MAX_EVENT = 1 << 16  # characters of an event without its audio, because parsing a megabyte of JSON takes 0.1 s
+MAX_EVENT = 1 << 16  # maximum number of characters without audio, because parsing a megabyte of JSON takes 0.1 s
 AUDIO = re.compile(r'"audio"\s{0,9}:\s{0,9}"(?:[^"\\]++|\\.)*+"')
 MAX_EVENT_ID = 512  # characters, as in OpenAI's API
 FORMAT: Mapping[str, Field] = {
@@ -54,7 +54,7 @@ QUERY: Mapping[str, Field] = {  # query parameters of the URL
     "model": Field(Anything()),
 }
 OF_ALL: Mapping[str, Field] = {"type": Field(), "event_id": Field()}
-EVENTS: Mapping[str, Mapping[str, Field]] = {  # type of an event that clients may send -> fields
+EVENTS: Mapping[str, Mapping[str, Field]] = {  # type of an event that clients may send -> its fields
     "session.update": {**OF_ALL, "session": Field(SESSION, required="an object with the settings to change")},
     "input_audio_buffer.append": {**OF_ALL, "audio": Field(required="samples in base64")},
     "input_audio_buffer.commit": OF_ALL,
@@ -65,7 +65,7 @@ FIELD_PATHS = option_names(SESSION, "session.")
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a session. hypotheses: Whether deltas contain the text that may change; not an OpenAI field."""
+    """The settings of a session. hypotheses: Whether deltas include text that may still change; not an OpenAI field."""
 
     model: str
     language: str | None = None
@@ -91,7 +91,7 @@ class Settings:
 
 
 def require_small(text: str) -> None:
-    """Raise `ServerError` for an event that would take long to parse. Only the audio of an event may be large."""
+    """Raise `ServerError` for an event that would take a long time to parse. Only an event's audio may be large."""
     size = len(text)
     if size > MAX_EVENT and (audio := AUDIO.search(text)):
         size -= len(audio[0])
@@ -101,7 +101,7 @@ def require_small(text: str) -> None:
 
 
 def parse_event_id(fields: Mapping[str, Any]) -> str | None:
-    """Return the client's id of an event, or None. Raises `ServerError`."""
+    """Return the id that the client chose for an event, or None. Raises `ServerError` if it is invalid."""
     event_id = fields.get("event_id")
     if event_id is not None and not (isinstance(event_id, str) and len(event_id) <= MAX_EVENT_ID):
         problem = f"must be text of at most {MAX_EVENT_ID} characters, not {short_repr(event_id)}"
@@ -110,7 +110,7 @@ def parse_event_id(fields: Mapping[str, Any]) -> str | None:
 
 
 def parse_event(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of an event by option name: its `type`, and those of its table. Raises `ServerError`."""
+    """Return an event's `type` and the values of its other fields, by option name. Raises `ServerError`."""
     event_type = fields.get("type")
     if not isinstance(event_type, str) or event_type not in EVENTS:
         hint = suggested_option(str(event_type), EVENTS)
@@ -134,7 +134,7 @@ def parse_audio(audio: str) -> bytes:
 def updated(
     settings: Settings, values: Mapping[str, Any], names: ModelNames, audio: AudioConfig, limits: Limits
 ) -> Settings:
-    """Return the settings after a session.update event. An empty text removes an earlier language or prompt.
+    """Return the settings after a session.update event. An empty string removes an earlier language or prompt.
 
     Args:
         settings: The settings before the event.

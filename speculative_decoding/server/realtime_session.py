@@ -1,4 +1,4 @@
-"""A session of OpenAI's Realtime API: handles the events of a client, and creates the events of the server. No I/O."""
+"""A session of OpenAI's Realtime API: handles the client's events and creates the server's events. Does no I/O."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ Event = dict[str, Any]
 
 
 class Streams(Protocol):
-    """Transcribes the speech of a connection. Calls `on_update` and `fail` of the session with text and errors."""
+    """Transcribes a connection's speech. Passes text to the session's `on_update`, and errors to its `fail`."""
 
     def open(self, options: Mapping[str, Any]) -> Any:
-        """Return a new stream, whose `finish` makes its text final. Raises `ServerError` if no slot is free."""
+        """Return a new stream. Its method `finish` makes its text final. Raises `ServerError` if no slot is free."""
 
     def append(self, stream: Any, pcm: bytes) -> None:
-        """Append samples to a stream. Raises `ServerError` if too much speech waits to be decoded."""
+        """Append samples to a stream. Raises `ServerError` if too much speech is waiting to be decoded."""
 
     def cancel(self, stream: Any) -> None:
-        """Cancel a stream, which may have ended already."""
+        """Cancel a stream, even if it has already ended."""
 
 
 @dataclass(eq=False)
 class Item:
-    """An item of the conversation: the speech between two commits, and its final text so far."""
+    """An item of the conversation: the speech between two commits, and the part of its text that is final so far."""
 
     id: str
     stream: Any
@@ -83,14 +83,14 @@ class RealtimeSession:
         self._settings = Settings(names.id)
         self._items: dict[Any, Item] = {}  # stream -> its item, until the item is completed
         self._current: Item | None = None  # the item that is not committed yet
-        self._refused: ServerError | None = None  # why the audio since the last commit is dropped
+        self._refused: ServerError | None = None  # the error for which the audio since the last commit is dropped
         self._previous: str | None = None  # id of the last committed item
 
     def begin(self) -> None:
         self._send("session.created", session=self._content)
 
     def receive(self, text: str) -> None:
-        """Handle an event of the client. An invalid event is answered with an error event."""
+        """Handle an event from the client. Invalid events are answered with error events."""
         event_id = None
         try:
             require_small(text)
@@ -149,7 +149,7 @@ class RealtimeSession:
 
     @property
     def has_pending_text(self) -> bool:
-        """Whether the text of committed speech is incomplete."""
+        """Whether committed speech has been transcribed only in part."""
         return any(item is not self._current for item in self._items.values())
 
     def _update(self, values: Mapping[str, Any]) -> None:

@@ -24,18 +24,18 @@ LOADING = "loading"
 READY = "ready"
 STOPPING = "stopping"
 FAILED_STATE = "failed"
-COLLECTED_BYTES = 1 << 18  # after an upload of at least this size, garbage is collected
-ABORTED_SECONDS = 1.0  # time for clients to receive the errors of requests that a shutdown aborts
+COLLECTED_BYTES = 1 << 18  # size of an upload after which garbage is collected
+ABORTED_SECONDS = 1.0  # time for clients to receive the errors for requests that a shutdown aborts
 MAX_UPLOADS = 16  # limits the memory of all uploads together, as a multiple of the largest upload
 
 
 class Service:
-    """Admits the requests of clients and passes them to the decoding thread.
+    """Admits clients' requests and passes them to the decoding thread.
 
     Attributes:
         state: The state of the server. Requests are admitted only while it is `READY`.
         session: The models. Set when they are loaded.
-        options: The server's defaults for options that a request does not set.
+        options: The defaults for options that a request does not set.
         stopping: Set when `drain` begins.
         on_end: Called when the service ends, with an error or None.
     """
@@ -53,7 +53,7 @@ class Service:
         self._requests: set[ClientRequest[Any]] = set()
         self._uploads: set[Upload] = set()
         self._live: set[ClientRequest[Any]] = set()
-        self._failure: ServerError | None = None  # the error of all requests, after `_fail_all`
+        self._failure: ServerError | None = None  # the error with which `_fail_all` ended all requests
         self._sockets = 0
         self._live_slots = 0  # number of slots in use
         self._seconds_per_item = 1.0  # running mean, with a guess as the first value
@@ -95,7 +95,7 @@ class Service:
 
     @property
     def admitted(self) -> int:
-        """How many prompts, texts and recordings are waiting, being opened or being decoded."""
+        """The number of prompts, texts and recordings that are waiting, being opened or being decoded."""
         opening = sum(upload.is_opening for upload in self._uploads)
         return opening + sum(request.unfinished for request in self._requests)
 
@@ -105,7 +105,7 @@ class Service:
         return self._thread.reading
 
     def require_capacity(self, count: int) -> None:
-        """Raise `ServerError` if the queue cannot take `count` more prompts, texts or recordings."""
+        """Raise `ServerError` if the queue has no room for `count` more prompts, texts or recordings."""
         limits = self.limits
         if self.admitted + count > limits.slots + limits.queue:
             retry_after = max(1, math.ceil(self.admitted * self._seconds_per_item / limits.slots))
@@ -118,7 +118,7 @@ class Service:
 
     @contextmanager
     def upload(self, largest: int) -> Iterator[Upload]:
-        """Admit a recording or a text, which counts as in memory until the context exits. Raises `ServerError`.
+        """Admit a recording or a text, whose memory is counted until the context exits. Raises `ServerError`.
 
         One deadline applies to the whole request. An admitted request may still finish while the server is stopping.
 
@@ -147,7 +147,7 @@ class Service:
 
     @contextmanager
     def opening(self, upload: Upload) -> Iterator[None]:
-        """Count an upload as queued within the context, in which it is opened. Raises `ServerError`."""
+        """Count an upload as queued while it is opened within the context. Raises `ServerError`."""
         self.require_capacity(1)
         upload.is_opening = True
         try:
@@ -157,11 +157,11 @@ class Service:
 
     @contextmanager
     def request(self, items: Sequence[Item], upload: Upload | None = None) -> Iterator[ClientRequest[Item]]:
-        """Decode prompts, a text or a recording within the context. If the context exits early, they are cancelled.
+        """Decode items (prompts, a text or a recording) within the context. If it exits early, they are cancelled.
 
         Raises `ServerError` if an item exceeds the limits or the queue is full.
 
-        upload: The upload of the items, which has been admitted and has a deadline.
+        upload: The admitted upload from which the items are read. Its deadline applies.
         """
         for item in items:
             item.check(self.limits)
@@ -180,7 +180,7 @@ class Service:
 
     @contextmanager
     def socket(self) -> Iterator[None]:
-        """Keep a socket open within the context. `drain` waits until the context exits."""
+        """Count a socket as open within the context. `drain` waits until the context exits."""
         self._sockets += 1
         self._is_empty.clear()
         try:
@@ -204,7 +204,7 @@ class Service:
 
     @contextmanager
     def live(self, item: Item) -> Iterator[ClientRequest[Item]]:
-        """Decode live speech within the context, without a time limit. The caller must have a `live_slot`.
+        """Decode live speech within the context, without a time limit. The caller must hold a `live_slot`.
 
         Raises `ServerError` if the server has ended all requests.
         """
@@ -221,7 +221,7 @@ class Service:
     def _decoding(
         self, items: Sequence[Item], kept: set[ClientRequest[Any]], deadline: float | None
     ) -> Iterator[ClientRequest[Item]]:
-        """Decode items within the context. kept: The set to which the request is added. deadline: In loop time."""
+        """Decode items within the context. kept: The set to add the request to. deadline: In the event loop's time."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         request = ClientRequest(
@@ -242,7 +242,7 @@ class Service:
             self._record(request, None if deadline is None else loop.time() - started)
 
     def _record(self, request: ClientRequest[Any], seconds: float | None) -> None:
-        """Add a request that has ended to the metrics and, unless `seconds` is None, to the mean time per item."""
+        """Record a finished request in the metrics and, unless `seconds` is None, in the mean time per item."""
         failed = "cancelled" if request.error is None else "error"
         for item in request.items:
             if item.finish_reason is not None and seconds is not None:
@@ -257,7 +257,7 @@ class Service:
             self._is_empty.set()
 
     async def drain(self) -> None:
-        """Refuse new requests, let the admitted requests finish within the grace period, and end."""
+        """Refuse new requests, let the admitted requests finish within the grace period, and end the service."""
         if self.state == STOPPING:
             return
         self.state = STOPPING
@@ -278,7 +278,7 @@ class Service:
         self.session = session
         self.options = session.options_with({})
         gc.collect()
-        gc.freeze()  # later collections then examine only objects of requests, which takes milliseconds
+        gc.freeze()  # so that later collections examine only requests' objects, which takes milliseconds
         if self.state == LOADING:
             self.state = READY
 
@@ -296,6 +296,6 @@ class Service:
             self._fail(request, error)
 
     def _fail(self, request: ClientRequest[Any], error: ServerError) -> None:
-        """Report an error to a request, and free its slots immediately, even if the client does not read the error."""
+        """Make a request fail, and free its slots immediately, even if the client does not read the error."""
         request.fail(error)
         self._thread.cancel(request.items)

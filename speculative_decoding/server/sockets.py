@@ -1,4 +1,4 @@
-"""The WebSocket protocol with limits on time and memory. Independent of the contents of messages."""
+"""The WebSocket protocol with limits on time and memory. This module does not depend on the contents of messages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from websockets.frames import Frame
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-CHECK_SECONDS = 1.0  # interval between two checks of a socket
-READ_BYTES = 1 << 12  # maximum size of a read; between two reads, the event loop serves other clients
-MAX_CONTROL_FRAMES = 50  # maximum number of a client's pings and pongs between two checks
-MAX_FRAGMENTS = 1000  # of a message, because empty fragments do not count towards its size
+CHECK_SECONDS = 1.0  # interval between checks of a socket
+READ_BYTES = 1 << 12  # maximum size of a read; between reads, the event loop serves other clients
+MAX_CONTROL_FRAMES = 50  # maximum number of pings and pongs from a client between two checks
+MAX_FRAGMENTS = 1000  # in a message; limited because empty fragments do not count towards its size
 INVALID_TEXT, POLICY, TOO_BIG = 1007, 1008, 1009  # close codes (RFC 6455, section 7.4)
 HALF_CLOSED = "half-closed"  # reason in the disconnect event of a client that has closed only its sending side
 
@@ -31,11 +31,11 @@ class SocketLimits:
 
 
 class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
-    """A WebSocket that a client can neither keep open without reading nor use to block the event loop.
+    """A WebSocket that a client cannot keep open without reading from it, and cannot use to block the event loop.
 
     uvicorn pings clients, and pauses senders while a client does not read. However, uvicorn closes a connection only
     after all data has been sent, which never happens if the client does not read. This class aborts such a connection.
-    A client that has closed its sending side (a half-closed connection) can read until the application returns.
+    If a client has closed its sending side (a half-closed connection), it can read until the application returns.
 
     Args:
         limits: The limits.
@@ -49,13 +49,13 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self._limits = limits
         self._on_lost = on_lost
         self._writable_at = self.loop.time()
-        self._control_frames = 0  # since the last check
+        self._control_frames = 0  # number since the last check
         self._is_half_closed = False
         self._read = bytearray(READ_BYTES)
         self._check_timer = self.loop.call_later(CHECK_SECONDS, self._check)
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        """Return a small buffer, so that the transport reads only a few frames in each iteration of the event loop."""
+        """Return a small buffer, so that the transport reads only a few frames per iteration of the event loop."""
         return self._read
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -70,7 +70,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         super().data_received(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep a half-closed connection open until the application returns. Returns whether it stays open."""
+        """Keep a half-closed connection open until the application returns. Returns whether that is possible."""
         if self.conn.state is not State.OPEN or not self.handshake_complete or self.transport.is_closing():
             return False
         self._is_half_closed = True
@@ -87,7 +87,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self._count_control_frame()
 
     def _count_control_frame(self) -> None:
-        """Close a socket after too many pings and pongs, because sockets take turns only with messages."""
+        """Close the socket after too many pings and pongs, because sockets take turns only between messages."""
         self._control_frames += 1
         if self._control_frames > MAX_CONTROL_FRAMES and self.conn.state is State.OPEN:
             reason = f"more than {MAX_CONTROL_FRAMES} pings and pongs within {CHECK_SECONDS:g} s"
@@ -103,7 +103,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     def send_receive_event_to_app(self) -> None:
         if self.curr_msg_data_type == "text" and not is_utf8(b"".join(self.frames)):
             self.frames = []
-            return self._end(INVALID_TEXT, "not UTF-8")  # here, because uvicorn would log a traceback
+            return self._end(INVALID_TEXT, "not UTF-8")  # checked here, because uvicorn would log a traceback
         super().send_receive_event_to_app()
 
     def handle_parser_exception(self) -> None:
@@ -121,7 +121,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         await self.writable.wait()
         if self.close_sent or self.disconnected:
             if message["type"] == "websocket.send":
-                raise ClientDisconnected  # uvicorn would report an error of the application
+                raise ClientDisconnected  # uvicorn would report this as an error in the application
             return
         if message["type"] == "websocket.http.response.start":
             message = {**message, "headers": [*self.default_headers, *message["headers"]]}
@@ -132,7 +132,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
                 self.transport.close()  # the client cannot answer the close frame
 
     def shutdown(self) -> None:
-        if not self.transport.is_closing():  # uvicorn fails if it sends a second close code
+        if not self.transport.is_closing():  # uvicorn fails if it sends a close code twice
             super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -157,7 +157,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
             self._wait_for_client(code, reason)
 
     def _wait_for_client(self, code: int, reason: str) -> None:
-        """Send the close code, and close the connection when the client answers or the time limit is reached.
+        """Send the close code, and close the connection when the client answers or the time limit expires.
 
         If the connection were closed immediately, unread bytes from the client would cause a TCP reset, and the client
         would not receive the code.

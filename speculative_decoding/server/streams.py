@@ -19,14 +19,14 @@ async def stream(
     last_events: Callable[[], Iterable[Mapping[str, Any]]],
     upload: Upload | None = None,
 ) -> AsyncGenerator[Mapping[str, Any] | str | None]:
-    """Yield None when all items are queued, then the events of the stream.
+    """Yield None once all items are queued, then the events of the stream.
 
-    A `ServerError` is raised before the first None; a later error becomes the last event. None is also yielded after
-    every `KEEP_ALIVE_SECONDS` without an event, to keep the connection open.
+    A `ServerError` is raised only before the first None; a later error becomes the last event. After every
+    `KEEP_ALIVE_SECONDS` without an event, None is yielded again, to keep the connection open.
 
     Args:
         service: Decodes the items.
-        items: Prompts, or a recording.
+        items: The prompts or the recording to decode.
         event_of: Returns the event for the progress of an item, or None if there is nothing to send.
         last_events: Returns the events to send when all items are finished.
         upload: The upload of a recording.

@@ -1,4 +1,4 @@
-"""Items for the texts of clients, and their scheduler. The prompts of a text take turns with those of other clients."""
+"""Items for clients' texts, and their scheduler. A text's prompts take turns with the prompts of other clients."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ..documents.tokens import Literal
     from .documents import Document
 
-ENCODED = 512  # number of unencoded tokens in the engine at which no further prompts are added
+ENCODED = 512  # number of unencoded tokens in the engine from which on no prompts are added
 READ_AHEAD = 64  # number of parts that a reading thread reads ahead
-TURNS_PER_SLOT = 2  # prompts of texts in the engine for each slot, because the engine encodes several together
+TURNS_PER_SLOT = 2  # number of texts' prompts in the engine per slot, as the engine encodes several together
 MAX_COPIED = 64  # maximum number of parts to copy in one turn
 
 ReadPart: TypeAlias = "tuple[Document, Literal | Piece] | Exception | None"
@@ -34,7 +34,7 @@ ReadPart: TypeAlias = "tuple[Document, Literal | Piece] | Exception | None"
 
 @dataclass(eq=False)
 class ClientText(ClientItem):
-    """The texts of a request, which are decoded one after another. Used only by the decoding thread until finished.
+    """The texts of a request, which are decoded one after another. Until finished, only the decoding thread uses them.
 
     Args:
         texts: The texts. `begin` has been called for each of them.
@@ -42,11 +42,11 @@ class ClientText(ClientItem):
         wake: Wakes the decoding thread.
 
     Attributes:
-        ahead: The parts that a reading thread has read. After the last part comes None, or the error of the reading.
-        reading: The future of the steps in a reading thread.
-        window: The parts that have been taken from `ahead` and not been written.
+        ahead: The parts that a reading thread has read, followed by None at the end, or by the error that ended the
+            reading. reading: The future of the steps in a reading thread. window: The parts that have been taken from
+            `ahead` but not written yet.
         written: The output of each text, in parts.
-        waiting: Number of a prompt that waits for a turn -> the prompt.
+        waiting: Number of a prompt that is waiting for a turn -> the prompt.
         in_engine: Number of a prompt in an engine -> the engine.
         is_read: Whether all parts have been taken from `ahead`.
         has_begun: Whether the client has been notified of the first output.
@@ -73,12 +73,12 @@ class ClientText(ClientItem):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the text can use a turn before another of its prompts is finished."""
+        """Whether the text can use a turn now, before any more of its prompts are finished."""
         return bool(self.waiting) or (self.window.has_capacity and (bool(self.ahead) or self.may_read))
 
     @property
     def may_read(self) -> bool:
-        """Whether there are more parts, and no thread is reading them."""
+        """Whether there are more parts to read and no thread is reading them."""
         return self._has_more and self.reading.done()
 
     def read_ahead(self) -> Future[None]:
@@ -101,7 +101,7 @@ class ClientText(ClientItem):
             yield
 
     def check(self, limits: Limits) -> None:
-        """Check nothing, because each prompt is checked in its turn."""
+        """Check nothing here, because each prompt is checked in its turn."""
 
     def start(self, scheduler: TextScheduler, number: int) -> Iterable[Progress]:
         scheduler.texts[number] = self
@@ -116,14 +116,13 @@ class ClientText(ClientItem):
 
 
 class TextScheduler(PartScheduler):
-    """Decodes the prompts of clients, and the prompts of their texts, in two engines.
+    """Decodes clients' own prompts and the prompts of their texts in two engines.
 
-    The number of a client's prompt is an integer. The number of a prompt of a text is ((text, part), prompt). Prompts
-    of texts wait for turns (see `Lane`), and each text has at most `max_prompts` prompts in an engine.
-
-    The second engine, `others`, decodes the prompts that do not wait for a slot: clients' prompts, and a prompt of a
-    text if its client has no other prompt in an engine. Both engines get the same share of time, because rounds of
-    `prompts` may be slow.
+    A client's own prompt is numbered with an integer, and a text's prompt with ((text, part), prompt). Texts' prompts
+    wait for turns (see `Lane`), and each text has at most `max_prompts` prompts in the engines. The second engine,
+    `others`, decodes the prompts that do not wait for a slot: clients' own prompts, and a text's prompt if its client
+    has no other text prompt in an engine. Both engines get the same share of time, because rounds of `prompts` may be
+    slow.
 
     Args:
         prompts: Decodes the prompts of texts. Their options are complete.
@@ -132,7 +131,7 @@ class TextScheduler(PartScheduler):
         clock: Returns the time in seconds.
 
     Attributes:
-        texts: Number -> text, for the texts that are being decoded.
+        texts: Number -> text, for all texts that are being decoded.
     """
 
     prompts: PromptScheduler
@@ -166,15 +165,15 @@ class TextScheduler(PartScheduler):
 
     @property
     def free_turns(self) -> int:
-        return self._free + 1  # a client without a prompt in an engine can always have a turn
+        return self._free + 1  # a client whose texts have no prompt in an engine can always have a turn
 
     def held_clients(self) -> Collection[str]:
-        """Return the clients whose texts must wait: the engine is full, and they already have a prompt in an engine."""
+        """Return the clients whose texts must wait, because the engine is full and decodes a prompt of theirs."""
         return () if self._free > 0 else self._clients()
 
     @property
     def _free(self) -> int:
-        """How many more prompts may be given to `prompts`. None while `ENCODED` or more tokens wait to be encoded."""
+        """The number of prompts that `prompts` can still take; 0 while `ENCODED` or more tokens wait to be encoded."""
         numbers = [
             each for text in self.texts.values() for each in text.in_engine if text.in_engine[each] is self.prompts
         ]
@@ -194,20 +193,20 @@ class TextScheduler(PartScheduler):
         return self.texts[text].total
 
     def submit_prompt(self, item: tuple[Any, Mapping[str, Any]]) -> Iterable[Progress]:
-        """Let a prompt of a text wait for a turn."""
+        """Make a text's prompt wait for a turn."""
         number, prompt = item
         (text, _), _ = number
         self.texts[text].waiting[number] = prompt
         return ()
 
     def check(self, engine: PromptScheduler, number: Any, prompt_field: str) -> None:
-        """Raise `ServerError` if a prompt in an engine has too many tokens. prompt_field: The field of the prompt."""
+        """Raise `ServerError` if a prompt in an engine has too many tokens. prompt_field: The field's name."""
         request = engine.requests(number)[0]
         self._limits.check_tokens(prompt_field, request.stats.prompt_tokens)
         self._limits.check_tokens("decoder_prefix", request.prefix_length - 1)
 
     def resume(self, number: int) -> Iterator[Progress]:
-        """Give a prompt of a text to an engine."""
+        """Pass the next prompt of a text to an engine."""
         return self._guarded(number, self._take_turn)
 
     def decode_round(self) -> Iterator[Any]:
@@ -221,7 +220,7 @@ class TextScheduler(PartScheduler):
             yield from self._round(self.prompts)
         self._seconds = self._clock() - started
         for engine in (self.prompts, self.others):
-            if engine.is_idle:  # all its prompts have finished or were cancelled
+            if engine.is_idle:  # all its prompts have finished or been cancelled
                 engine.free()
 
     def _round(self, engine: PromptScheduler) -> Iterator[Any]:
@@ -262,7 +261,7 @@ class TextScheduler(PartScheduler):
 
     def _take_turn(self, number: int, text: ClientText) -> None:
         for _ in range(MAX_COPIED):
-            if len(text.waiting) > 1 or not text.ahead:  # read two, to know whether a prompt is the last one
+            if len(text.waiting) > 1 or not text.ahead:  # read two, to find out whether a prompt is the last one
                 break
             self._read(number, text)
         if text.may_read and len(text.ahead) < READ_AHEAD // 2:
@@ -296,7 +295,7 @@ class TextScheduler(PartScheduler):
         self._write(text, self.receive(progress))
 
     def _write(self, text: ClientText, results: Iterable[BatchResult[Any]]) -> None:
-        """Write all parts that are finished, up to the first unfinished part."""
+        """Write all finished parts before the first unfinished one."""
         for each in results:
             _, place = each.number
             for (own, part), found in text.window.receive(BatchResult(place, each.result)):
@@ -304,7 +303,7 @@ class TextScheduler(PartScheduler):
 
 
 def text_scheduler(session: Session, limits: Limits) -> TextScheduler:
-    """Return a scheduler for prompts and texts. The session has a text model."""
+    """Return a scheduler for prompts and texts. The session's target must be a text model."""
     prompts, others = (
         PromptScheduler(
             lambda own: own["options"],

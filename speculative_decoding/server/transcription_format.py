@@ -1,6 +1,6 @@
 """OpenAI's format for transcriptions and translations of speech: parses forms, and builds responses and events.
 
-All options of `TranscriptionOptions`, and the decoding options in `DECODING`, are additional fields.
+All `TranscriptionOptions`, and the decoding options in `DECODING`, are accepted as additional fields.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FIELDS: Mapping[str, Field] = {
     "chunking_strategy": Field(refused="is not supported: the server chooses the windows"),
     "known_speaker_names": NO_SPEAKERS,
     "known_speaker_references": NO_SPEAKERS,
-    # Options that have another name in this API, or with which a client could make the server read a file repeatedly
+    # Options that have a different name in this API, or that could make the server read a file repeatedly
     "task": Field(refused="is not a field of this API; send the recording to /v1/audio/translations"),
     "word_timestamps": Field(refused="is not a field of this API; use timestamp_granularities[]"),
     "initial_prompt": Field(refused="is not a field of this API; use prompt"),
@@ -70,12 +70,12 @@ FIELD_NAMES = option_names(FIELDS)
 
 @dataclass(eq=False)
 class ClientRecording(ClientItem):
-    """A recording of a client.
+    """A recording from a client.
 
     Args:
         recording: The frames.
         options: Transcription options.
-        decoding: Decoding options: drafts, sampling, beams.
+        decoding: Decoding options, for drafts, sampling and beams.
     """
 
     takes_turns = True
@@ -111,13 +111,13 @@ class ClientRecording(ClientItem):
 class TranscriptionRequest:
     """The fields of a request."""
 
-    content: bytes  # content of the file
+    content: bytes  # the file's contents
     options: TranscriptionOptions
     decoding: GenerationOptions
     response_format: str
     granularities: Sequence[str]
     stream: bool
-    rounds: bool  # whether events mark the text that was drafted; not an OpenAI field
+    rounds: bool  # whether events mark text from accepted drafts; not an OpenAI field
 
 
 def parse_transcription_request(
@@ -148,7 +148,7 @@ def parse_transcription_request(
 
     options |= {"task": task, "word_timestamps": "word" in granularities}
     if options.get("temperature") == 0:
-        del options["temperature"]  # in this API, 0 has the meaning of our default: the temperature may rise
+        del options["temperature"]  # in this API, 0 means what our default means: the temperature may rise
     try:
         own, given = split_options(options, audio)
         language_code(audio, own)
@@ -177,7 +177,7 @@ def verbose(request: TranscriptionRequest, result: Transcription) -> dict[str, A
     language = request.options.output_language(result.language)
     fields = {
         "task": request.options.task,
-        "language": NAMES.get(language, language),  # of the text; as in OpenAI's API, a name such as "english"
+        "language": NAMES.get(language, language),  # the text's; a name such as "english", as in OpenAI's API
         "duration": result.seconds,
         "text": result.text.strip(),
     }
@@ -197,7 +197,7 @@ def usage(result: Transcription) -> dict[str, Any]:
 def delta_event(
     item: ClientRecording, progress: TranscriptionEvent, text_tokens: SpeechText | None = None
 ) -> dict[str, Any] | None:
-    """Return the event for new segments, or None. The text of a recording's first event begins without a space.
+    """Return the event for new segments, or None. In a recording's first event, the text has no leading space.
 
     text_tokens: Decodes the model's tokens, for requests with `rounds`.
     """
@@ -212,7 +212,7 @@ def delta_event(
 
 
 def pieces_of(segments: Sequence[Segment], text_tokens: SpeechText) -> list[Piece]:
-    """Return the text of segments, divided into accepted draft text and other text."""
+    """Return the text of segments, divided into text from accepted drafts and other text."""
     parts: list[Piece] = []
     for segment in segments:
         pairs = zip(segment.tokens, segment.from_draft, strict=True)

@@ -58,7 +58,7 @@ async def transcribe(request: Request, task: str) -> Response:
             recording = await cancel_on_disconnect(request.receive, reading)
         del source, frames, steps, reading
         wanted = replace(wanted, content=b"")
-        upload.size -= size  # from here on, only the frames are in memory
+        upload.size -= size  # from here on, only the frames remain in memory
         item = ClientRecording(recording, wanted.options, wanted.decoding, address)
         if not wanted.stream:
             await cancel_on_disconnect(request.receive, service.decode([item], upload))
@@ -94,7 +94,7 @@ async def received(request: Request, task: str, audio: AudioConfig, upload: Uplo
 
 
 class CountedBytes(BytesIO):
-    """A buffer for frames in memory. count: Called with the number of bytes before each write. May raise an error."""
+    """A buffer for frames in memory. count: Called before each write with the number of bytes. May raise an error."""
 
     def __init__(self, count: Callable[[int], None]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """LibreTranslate's API for texts: POST /translate and /detect, GET /languages and /frontend/settings.
 
-The tables of fields include the fields of the API for files. `Translator` admits a request, detects languages, and
-reads and decodes all texts.
+The tables of fields also cover the API for files. `Translator` admits a request, detects languages, and reads and
+decodes all texts.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def read_request(request: Request, table: Mapping[str, Field]) -> dict[str
 def text_translator(request: Request, *, with_documents: bool = False) -> Translator:
     """Return the translator. Raises `ServerError` if the server is not ready or has a speech model.
 
-    with_documents: Whether the optional subpackage documents/ is required, which divides texts.
+    with_documents: Whether to require the optional subpackage documents/, which divides texts into parts.
     """
     translator: Translator = request.app.state.translator
     translator.service.require_text()
@@ -80,13 +80,13 @@ async def translate(request: Request) -> Response:
     texts = given_texts(fields)
     request.scope["prompts"] = [each.text for each in texts]
     content = await translator.translate(request, texts, fields["source"], fields["target"])
-    if fields.get("alternatives"):  # the server makes only one translation
+    if fields.get("alternatives"):  # the server computes only one translation
         content["alternatives"] = [[] for _ in texts]
     return JSONResponse(of_one(content) if isinstance(fields["q"], str) else content)
 
 
 def of_one(content: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Convert the fields of a response for a list of one text to those for a single text."""
+    """Convert the response fields for a list of one text to those for a single text."""
     return {name: value for name, (value,) in content.items()}
 
 
@@ -115,7 +115,7 @@ async def languages(request: Request) -> Response:
 
 
 async def frontend_settings(request: Request) -> Response:
-    """Return the settings for programs with a user interface, in LibreTranslate's format."""
+    """Return the settings that user interfaces need, in LibreTranslate's format."""
     translator = text_translator(request)
     listed = translator.languages.listed
     needs_token = request.app.state.settings.token is not None
@@ -139,7 +139,7 @@ async def frontend_settings(request: Request) -> Response:
 
 
 def default_languages(listed: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the initial languages for a user interface: the first pair of languages, from English if possible."""
+    """Return the languages that a user interface shows first: the first pair, from English if possible."""
     if not listed:
         return {}
     source = next((each for each in listed if each["code"] == "en"), listed[0])
@@ -164,7 +164,7 @@ class Translator:
 
     @cached_property
     def languages(self) -> Languages:
-        """The languages of the model. Available when the service is ready."""
+        """The languages of the model. Available once the service is ready."""
         return Languages(self.service.session.tokenizer, self.prefixes)
 
     async def translate(
@@ -172,8 +172,8 @@ class Translator:
     ) -> dict[str, list[Any]]:
         """Translate texts from the `source` language; `AUTO` detects the language of each text. Raises `ServerError`.
 
-        Returns the fields of a response, with an item for each text. `findings` lists places in the output that a
-        reader should check; LibreTranslate's API has no such field.
+        Returns the fields of the response; each is a list with an item per text. `findings` contains the places in the
+        output that a reader should check; LibreTranslate's API has no such field.
         """
         with self.service.upload(self.service.limits.max_body) as upload:
             with self.service.opening(upload):
@@ -192,10 +192,10 @@ class Translator:
     async def _begin(
         self, request: Request, texts: Sequence[Document], source: str, target: str
     ) -> tuple[ClientText, list[Detection]]:
-        """Detect languages, and begin to read all texts that are not already in the target language."""
+        """Detect languages, and start reading all texts that are not already in the target language."""
         try:
             found = await self._detected(request, texts, target) if source == AUTO else []
-            kept = self.languages.target(target) if found else None  # the language of texts that are not translated
+            kept = self.languages.target(target) if found else None  # the language whose texts are not translated
             chosen = [each["language"] for each in found] or [source] * len(texts)
             prompting = {language: self._prompting(language, target) for language in {*chosen} - {kept}}
             begun = []
@@ -211,7 +211,7 @@ class Translator:
         return item, found
 
     async def _detected(self, request: Request, texts: Sequence[Document], target: str) -> list[Detection]:
-        """Return the most likely language of each text. It may be the target language."""
+        """Return the most likely language of each text, which may be the target language."""
         self.detector.require_installed("source")
         codes = [*self.languages.into(target), self.languages.target(target)]
         return await in_thread(request, lambda: [self.detector.detect(each.sample(), codes)[0] for each in texts])
@@ -228,7 +228,7 @@ class Translator:
 
 
 async def in_thread(request: Request, work: Callable[[], Result]) -> Result:
-    """Run work that may take long, such as reading a megabyte of text, in the reading threads. Clients take turns."""
+    """Run work that may take a long time, such as reading a megabyte of text, in the reading threads."""
     service: Service = request.app.state.service
 
     def steps() -> Generator[None, None, Result]:

@@ -1,9 +1,9 @@
-"""Chooses the client that has received the least service, and the item of that client that has received the least.
+"""Chooses the client that has received the least service, and among its items the one that has received the least.
 
 This is fair queueing (Demers, Keshav and Shenker, 1989) with two levels. Virtual time is the service that each entry
-would have received if the service had been shared equally. A new entry starts at the current virtual time, minus a
-credit for its first turn, so the new entry is served next. A new entry is not compensated for the time before its
-arrival, so a stream of new entries does not starve the others.
+would have received if all service had been shared equally. A new entry starts at the current virtual time, minus a
+credit for its first turn, so it is served next. It is not compensated for the time before its arrival, so a stream of
+new entries cannot starve the others.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Entry:
     """An item, or a client with its items.
 
     Attributes:
-        received: The service that the entry has received, plus the virtual time at its arrival.
+        received: The service that the entry has received, plus the virtual time when it arrived.
         virtual: The virtual time of the client's items.
         entries: The number of the client's items.
         credit: Subtracted from `received` until the end of the first turn.
-        waiting_since: The position in the order of arrivals; None while the entry is not waiting.
+        waiting_since: The position in the order in which entries began to wait; None while the entry is not waiting.
     """
 
     received: float
@@ -42,11 +42,11 @@ class Entry:
 class Turns(Generic[Item]):
     """The items that take turns: recordings and texts, or readings of audio. Not thread-safe.
 
-    credit: The credit of a new entry, which should be about the cost of a turn.
+    credit: The credit of a new entry, which should be about as high as the cost of a turn.
     """
 
     credit: float
-    _all: Entry = field(init=False, default_factory=lambda: Entry(0.0))  # the entries of this entry are the clients
+    _all: Entry = field(init=False, default_factory=lambda: Entry(0.0))  # the clients are the entries of this entry
     _clients: dict[str, Entry] = field(init=False, default_factory=dict)
     _items: dict[Item, tuple[str, Entry]] = field(init=False, default_factory=dict)  # item -> client's name, entry
     _arrivals: int = field(init=False, default=0)
@@ -60,14 +60,14 @@ class Turns(Generic[Item]):
 
     @property
     def waiting(self) -> int:
-        """How many items are waiting for a turn."""
+        """The number of items that are waiting for a turn."""
         return sum(entry.waiting_since is not None for _, entry in self._items.values())
 
     def is_waiting(self, item: Item) -> bool:
         return self._items[item][1].waiting_since is not None
 
     def enter(self, item: Item, client: str) -> None:
-        """Add an item of a client. The item waits for a turn only after `wait`."""
+        """Add an item of a client. The item does not wait for a turn until `wait` is called."""
         if client not in self._clients:
             self._clients[client] = self._newcomer(self._all)
         self._items[item] = client, self._newcomer(self._clients[client])
@@ -77,12 +77,12 @@ class Turns(Generic[Item]):
         return Entry(parent.virtual, credit=self.credit)
 
     def wait(self, item: Item) -> None:
-        """Let an item wait for a turn."""
+        """Make an item wait for a turn."""
         self._arrivals += 1
         self._items[item][1].waiting_since = self._arrivals
 
     def take(self, *, newcomers_only: bool = False, without: Collection[Item] = ()) -> Item | None:
-        """Return the item that has the next turn, and end its wait. Returns None if no item can have a turn.
+        """Return the item that takes the next turn, and end its wait. Returns None if no item can take a turn.
 
         Args:
             newcomers_only: Whether to exclude items that have had a turn.
@@ -100,7 +100,7 @@ class Turns(Generic[Item]):
         return item
 
     def charge(self, item: Item, amount: float) -> None:
-        """Count the service that an item received in a turn. Ignores items that have left."""
+        """Record the service that an item received in a turn. Ignores items that have left."""
         if item in self._items:
             name, entry = self._items[item]
             client = self._clients[name]
