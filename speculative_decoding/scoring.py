@@ -60,7 +60,7 @@ def score(
         tgt_lang: See `GenerationOptions`.
 
     Raises:
-        InputError: The source is empty or too long, or contains ids or names languages that the model does not have.
+        InputError: The source is empty or too long, or the model does not support one of the ids or languages.
     """
     ids = encode_prompt(model, tokenizer, source, allow_long_prompt, src_lang, tgt_lang)
     first = first_token(model, tokenizer, tgt_lang)

@@ -57,12 +57,12 @@ if TYPE_CHECKING:
 else:
     documents, speech = lazy_module("documents.api", "text"), lazy_module("speech.api", "audio")
 
-Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
+Prompt = str | Source  # a string or its source tokens, or audio frames for a speech model
 
-MAX_WRITTEN = sys.maxsize  # outputs that a draft model writes together: one for each row of the target
+MAX_WRITTEN = sys.maxsize  # not limited; a draft model writes one output for each row of the target
 KEPT_DRAFT_TEXTS = 64  # prepared draft texts that a session keeps for later requests
 REQUIRED = ("model", "tokenizer", "options")
-ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # of a session: the type or an attribute, and what the user should pass
+ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # of a session: the required type or attribute, and what to pass
     "model": (EncoderDecoder, "a model, as load gives"),
     "tokenizer": ("encode", "a tokenizer, as load gives"),
     "draft_model": (EncoderDecoder | DraftHead, "a model, as load gives"),
@@ -95,29 +95,30 @@ def load(
     """Load a target and an optional draft, from converted folders or from unconverted Hugging Face folders.
 
     Args:
-        path_or_name: A folder, the name of a folder in models/, or a model on the Hub, which is downloaded if needed.
-        draft: The draft model or draft head; or "self-8bit", the target itself in 8 bits, for families without a
-            smaller model. A draft model may have any vocabulary: if it is not the target's, the text that the model
-            writes is the draft.
+        path_or_name: A folder, the name of a folder in models/, or the name of a model on the Hub, which is downloaded
+            if needed.
+        draft: The draft model or draft head; or "self-8bit", the target itself quantized to 8 bits, for model families
+            without a smaller model. A draft model may have any vocabulary: if it differs from the target's, the text
+            that the draft model writes is the draft.
         drafter: The drafter for all requests; see `GenerationOptions`.
         num_draft_tokens: The number of draft tokens for all requests; see `GenerationOptions`.
-        dtype: The type to compute in: float32, bfloat16 or float16 (default: as stored on a GPU, but float16 instead of
-            bfloat16 on M1 and M2; float32 on a CPU, where MLX has no fast 16-bit matmul).
-        quantize: 4 or 8 bits for the layers that `convert.py --quantize` quantizes.
-        group_size: Columns per group of quantized weights (default: 64).
+        dtype: The type to compute in: float32, bfloat16 or float16. Default: on a GPU, the stored type, but float16
+            instead of bfloat16 on M1 and M2; on a CPU, float32, because MLX has no fast 16-bit matmul there.
+        quantize: The number of bits, 4 or 8, for the layers that `convert.py --quantize` quantizes.
+        group_size: The number of columns per group of quantized weights (default: 64).
         gguf_file: A GGUF file with the target's weights: a path, or the name of a file in the folder. The tokenizer
             comes from the folder. Without a config.json, the metadata of the GGUF file is used.
-        adapter: A LoRA adapter for the target, saved by PEFT: a folder, or a name on the Hub. It is merged into the
-            weights, and its tokenizer is used if it has one.
-        store: A file with texts to copy drafts from, which need not exist. `session.ngram.store`, a `TextStore`, learns
-            from each request, and its method `save` writes the file.
+        adapter: A LoRA adapter for the target, saved by PEFT: a folder, or a name on the Hub. The adapter is merged
+            into the weights, and its tokenizer is used if it has one.
+        store: A file with texts to copy drafts from; it need not exist yet. `session.ngram.store`, a `TextStore`, adds
+            the text of each request, and its method `save` writes the file.
         draft_vocabulary: The tokens that the draft may propose; None means all.
-        memory: A translation memory, or its file, which must not need languages to be named (see
-            `TranslationMemory.open`). The targets of similar sources are drafts.
-        draft_prefix: Text to put before each prompt for a draft model of another vocabulary, in place of those in
-            `session.prompt_prefixes`.
-        draft_src_lang: The prompt's language, as the tokenizer of such a draft model names it (default: the target's).
-        draft_tgt_lang: The output's language, as that tokenizer names it (default: the target's).
+        memory: A translation memory, or its file, provided that the file can be read without naming languages (see
+            `TranslationMemory.open`). The targets of similar sources become drafts.
+        draft_prefix: Text to put before each prompt for a draft model with a different vocabulary, in place of a prefix
+            in `session.prompt_prefixes`.
+        draft_src_lang: The prompt's language, as named by such a draft model's tokenizer (default: the target's).
+        draft_tgt_lang: The output's language, as named by that tokenizer (default: the target's).
 
     Raises:
         InputError: An argument cannot be used.
@@ -146,7 +147,7 @@ def load(
 
 
 def open_memory(path: str | os.PathLike[str], pair: ModelPair, **languages: str | None) -> TranslationMemory:
-    """Read a translation memory for a target without weights. Raises `InputError`. languages: see `open`."""
+    """Read a translation memory for a target, without any weights. Raises `InputError`. languages: see `open`."""
     require_subpackage("memory", "memory")
     require_text(pair.target.model)
     from .memory import TranslationMemory
@@ -155,7 +156,7 @@ def open_memory(path: str | os.PathLike[str], pair: ModelPair, **languages: str 
 
 
 def require_text(model: EncoderDecoder) -> None:
-    """Raise `InputError` about a translation memory if the model does not read text."""
+    """Raise `InputError` for a translation memory if the model does not read text."""
     if model.audio is not None:
         raise InputError("holds texts, but this model reads speech", "memory", "leave it out")
 
@@ -170,15 +171,15 @@ def load_session(
     draft_prompt: DraftPrompt | None = None,
     given: Collection[str] = (),
 ) -> Session:
-    """Read the weights of opened models: the second half of `load`, after checks that need no weights.
+    """Read the weights of opened models: the second half of `load`, after the checks that do not require weights.
 
     Args:
         pair: The opened models, as returned by `open_pair`.
         options: Defaults for all requests.
-        store: A file with texts to copy drafts from, which need not exist.
+        store: A file with texts to copy drafts from; it need not exist yet.
         draft_vocabulary: The tokens that the draft may propose; None means all.
-        memory: A translation memory, whose targets are drafts.
-        draft_prompt: What a draft model of another vocabulary reads (default: the target's prompt).
+        memory: A translation memory, whose targets become drafts.
+        draft_prompt: The prompt for a draft model with a different vocabulary (default: the target's prompt).
         given: The options that the user chose. They replace unsupported fields of generation_config.json.
     """
     target, draft = pair.target, pair.draft
@@ -216,7 +217,7 @@ def load_session(
 
 
 def require_all_tokens(draft_vocabulary: DraftVocabulary | None) -> None:
-    """Raise `InputError` for a draft vocabulary, which does not apply to a draft model with another vocabulary."""
+    """Raise `InputError` for a draft vocabulary, because the draft model's vocabulary is not that of the target."""
     if draft_vocabulary is not None:
         raise InputError("has no effect with a draft model of another vocabulary", "draft_vocabulary", "leave it out")
 
@@ -225,7 +226,7 @@ def require_all_tokens(draft_vocabulary: DraftVocabulary | None) -> None:
 class Session:
     """A target with its tokenizer and an optional draft, as returned by `load`.
 
-    A session learns from request to request which drafts are worth their cost.
+    From request to request, a session learns which drafts are worth their cost.
 
     Args:
         model: The target.
@@ -235,15 +236,16 @@ class Session:
         ngram: The n-gram drafter, which drafts copies of earlier text (default: a new one).
         slots: How many prompts of a batch are decoded together.
         draft_vocabulary: The tokens that the draft may propose; None means all.
-        memory: A translation memory. The targets of its most similar sources are drafts.
-        prompt_prefixes: Texts with which prompts may begin, such as "translate English to German: ", in addition to
-            the prefixes in the target's config.json. They are not part of the sources in the memory, and the prefix of
+        memory: A translation memory. The targets of its most similar sources become drafts.
+        prompt_prefixes: Texts with which prompts may begin, such as "translate English to German: ", in addition to the
+            prefixes in the target's config.json. Sources in the memory do not contain these prefixes, and the prefix of
             `draft_prompt` replaces them.
-        draft_tokenizer: The draft model's tokenizer, which is needed if its vocabulary is not the target's.
-        draft_prompt: What such a draft model reads (default: the target's prompt).
+        draft_tokenizer: The draft model's tokenizer, which is required if its vocabulary differs from the target's.
+        draft_prompt: The prompt for such a draft model (default: the target's prompt).
 
     Attributes:
-        drafts_text: Whether the draft model has another vocabulary, so that the text of its output is the draft.
+        drafts_text: Whether the draft model has a different vocabulary, so that the text of its output becomes the
+            draft.
     """
 
     model: EncoderDecoder
@@ -269,7 +271,8 @@ class Session:
     @turn()
     def __post_init__(self) -> None:
         self._ngrams: dict[int, NgramDrafter] = {}  # by max_ngram_size
-        # Several requests may give the same text, such as a whole document. They never displace the session's own.
+        # Several requests may contain the same text, such as a whole document. Their texts never displace the session's
+        # own.
         encode = partial(draft_text_of, self.model, self.tokenizer)
         self._encode_own, self._encode_given = (lru_cache(KEPT_DRAFT_TEXTS)(encode) for _ in range(2))
         for name, (kind, expected) in ARGUMENTS.items():
@@ -308,11 +311,11 @@ class Session:
 
     @property
     def _prefixes(self) -> Sequence[str]:
-        """The texts with which prompts may begin: given by the user, and by the model's files."""
+        """The texts with which prompts may begin, according to the user and the model's files."""
         return *self.prompt_prefixes, *self.model.task_prefixes.values()
 
     def _writing_drafter(self) -> BatchDrafter:
-        """Return a drafter for a draft model of another vocabulary."""
+        """Return a drafter for a draft model with a different vocabulary."""
         from .drafters.writing import BatchWritingDrafter
 
         draft, tokenizer = self.draft_model, self.draft_tokenizer
@@ -348,11 +351,11 @@ class Session:
     ) -> Iterator[GenerationResponse]:
         """Yield a response for each token as soon as it is accepted. Beam search yields all responses at the end.
 
-        Arguments are checked in this call, before the first response is requested. A stream may be abandoned at any
+        Arguments are checked by this call, before the first response is requested. Iteration may be stopped at any
         time.
 
         Args:
-            prompt: A text or its source tokens, or audio frames for a speech model.
+            prompt: A string or its source tokens, or audio frames for a speech model.
             on_round: Called with each `Round`, before its responses.
             options: See `GenerationOptions`.
 
@@ -377,7 +380,7 @@ class Session:
         return events
 
     @overload
-    def generate(  # type: ignore[overload-overlap]  # a text is not used as a sequence of texts
+    def generate(  # type: ignore[overload-overlap]  # a string is not used as a sequence of strings
         self,
         prompt: Prompt,
         *,
@@ -401,8 +404,9 @@ class Session:
         """Decode a prompt, or several prompts together.
 
         Args:
-            prompt: A text, its source tokens or audio frames; or a list of texts, which gives a list of results.
-            on_round: Called with each `Round`, for one prompt.
+            prompt: A string, its source tokens or audio frames; or a list of strings, for which a list of results is
+                returned.
+            on_round: Called with each `Round`. Only for a single prompt.
             options: See `GenerationOptions`.
 
         Raises:
@@ -433,18 +437,19 @@ class Session:
     ) -> Iterator[BatchResult[GenerationResult]]:
         """Yield the results of many prompts, in the order of the prompts.
 
-        Each result equals the result of `generate` for the same prompt. With acceptance "rejection" or "block", only
-        the distributions of the samples are equal.
+        Each result equals the result of `generate` for the same prompt. With acceptance "rejection" or "block", this
+        applies only to the distributions from which the results are sampled.
 
         Args:
-            prompts: Texts, or mappings with "prompt" and options for this prompt. Some are read ahead of the results.
-                A blank text gives a blank text.
+            prompts: Strings, or mappings with "prompt" and options for that prompt. Some prompts are read ahead of the
+                results. For a blank prompt, the output is blank.
             slots: How many prompts are decoded together (default: the session's `slots`).
-            max_memory_gb: Use fewer slots if caches and weights would need more memory.
+            max_memory_gb: The maximum memory for caches and weights; fewer slots are used if they would need more.
             options: See `GenerationOptions`.
 
         Raises:
-            InputError: An argument cannot be used. A prompt that cannot be decoded has an `error` in its result.
+            InputError: An argument cannot be used. If a prompt cannot be decoded, its result contains an `error`
+                instead.
         """
         from .rows.scheduling import in_order
 
@@ -462,7 +467,7 @@ class Session:
     ) -> Iterator[BatchResult[GenerationResult]]:
         """Like `batch`, but yield each result as soon as it is complete; its `index` identifies the prompt.
 
-        At most a few times `slots` prompts are read ahead.
+        The number of prompts that are read ahead is at most a few times `slots`.
         """
         from .rows.scheduling import drive, finished
 
@@ -474,7 +479,7 @@ class Session:
     def prompt_scheduler(
         self, slots: int | None = None, max_memory_gb: float | None = None, **options: Unpack[OptionKeywords]
     ) -> PromptScheduler:
-        """Return the scheduler of a batch; see `drive` and `batch`."""
+        """Return a scheduler for a batch; see `drive` and `batch`."""
         from .rows.prompts import PromptScheduler
 
         slots = validate("slots", Int(1), self.slots if slots is None else slots)
@@ -531,7 +536,7 @@ class Session:
 
     @turn()
     def calibrate(self, slots: int = 1, *, again: bool = False) -> None:
-        """Measure the device completely for up to `slots` rows. Without this call, each run measures a little.
+        """Measure the device completely for up to `slots` rows. Without this call, each run measures only a little.
 
         Args:
             again: Discard earlier measurements, including those of other processes.
@@ -541,7 +546,7 @@ class Session:
     def _submit(
         self, prompt: Prompt, overrides: Mapping[str, Any], on_round: Callable[[Round], None] | None
     ) -> tuple[list[Request], Iterator[Event]]:
-        """Queue one request per sample of the prompt. Returns the requests, and an iterator that decodes them."""
+        """Queue one request per sample of the prompt. Returns the requests and an iterator that decodes them."""
         if on_round is not None and not callable(on_round):
             raise InputError(f"must be a function of a Round, not {short_repr(on_round)}", "on_round")
         options = self.options_with(overrides)
@@ -554,7 +559,7 @@ class Session:
         """Return the options of a request, and warn about options without effect.
 
         Raises:
-            InputError: There is no such option, or it does not accept the value.
+            InputError: An option does not exist, or does not accept its value.
         """
         chosen = self.options.override(overrides)
         options = with_default_drafter(chosen, self.draft_model)
@@ -605,7 +610,7 @@ def draft_writer(
     prompt: DraftPrompt | None = None,
     prompt_prefixes: Sequence[str] = (),
 ) -> DraftWriter:
-    """Return a writer with an engine of its own, for a draft model of another vocabulary."""
+    """Return a writer with its own engine, for a draft model with a different vocabulary."""
     from .decoding.draft_writer import PromptReader, TextModel, TextWriter
     from .drafters.none import NoDrafter
 
@@ -624,14 +629,14 @@ def draft_writer(
 def timed_drafter(
     model: EncoderDecoder, tokenizer: Tokenizer, draft: EncoderDecoder, draft_tokenizer: Tokenizer
 ) -> BatchDrafter:
-    """Return a drafter that calibration times in place of `Session._writing_drafter`."""
+    """Return a drafter for calibration to time in place of `Session._writing_drafter`."""
     from .drafters.writing import TimedWriting
 
     return TimedWriting(draft_writer(model, tokenizer, draft, draft_tokenizer))
 
 
 def has_drafter_per_row(options: GenerationOptions) -> bool:
-    """Whether each row of a batch gets its own drafter. An object that drafts for one request has one state only."""
+    """Whether each row of a batch gets its own drafter. A drafter object has state for only one request."""
     return isinstance(options.drafter, str) or makes_drafters(options.drafter)
 
 

@@ -789,7 +789,7 @@ server/texts.py: a slow round of texts follows each round of other prompts | ser
 - if self._clock() - started >= self._seconds:
 + if True:
 server/texts.py: caches of cancelled prompts are kept | server/test_texts.py
--             if engine.is_idle:  # all its prompts have finished or were cancelled
+-             if engine.is_idle:  # all its prompts have finished or been cancelled
 +             if False:
 server/texts.py: many long prompts are encoded together | server/test_texts.py
 - if to_encode < ENCODED else 0

@@ -67,8 +67,8 @@ def sampled_logits(logits: mx.array, rows: Sequence[GenerationOptions], history:
 def perturbed_logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
     """(B, L, V) log-probabilities plus Gumbel noise: the arg-max is a sample (Daliri et al. 2024, 2408.07978).
 
-    The noise depends only on the seed and the position, so draft and target get the same noise at each position. The
-    log-probabilities are computed by `shifted_logprobs`.
+    The noise depends only on the seed and the position, so the draft and the target use the same noise at each
+    position. The log-probabilities are computed by `shifted_logprobs`.
     """
     length = logits.shape[1]
     draws = [
@@ -108,13 +108,13 @@ def column(rows: Sequence[GenerationOptions], name: str) -> mx.array:
 
 
 def penalize_repetition(logits: mx.array, penalty: mx.array, history: History) -> mx.array:
-    """(B, L, V) logits, (B, 1, 1) penalty: for ids that occurred, divide positive logits and multiply negative ones."""
+    """(B, L, V) logits, (B, 1, 1) penalty: divide positive logits of ids that have occurred, multiply negative ones."""
     rows, length, vocab_size = logits.shape
     index = mx.arange(rows)[:, None]
     longest = max(map(len, history.tokens))
     committed = [[*tokens, *tokens[:1] * (longest - len(tokens))] for tokens in map(list, history.tokens)]
     not_seen = 2**30
-    # For each id, the number of draft ids that must be visible from a position for the id to count as seen there
+    # For each id, the number of draft ids that must precede a position for the id to have occurred there
     first_seen = mx.full((rows, vocab_size), not_seen).at[index, mx.array(committed)].minimum(0)
     visible = mx.arange(length)
     if history.drafted is not None and (drafted := history.drafted.shape[1]):
@@ -137,8 +137,8 @@ def keep_top_k(logits: mx.array, counts: Sequence[int]) -> mx.array:
 def keep_top_p(logits: mx.array, p: mx.array) -> mx.array:
     """(B, L, V), (B, 1, 1): set the least likely ids, with a total probability of at most 1 - p, to -inf.
 
-    At least one id is always kept, and p = 1 keeps all ids. If ids tie at the threshold, the highest ids are kept, as
-    if the ids themselves had been sorted with a stable sort; this function sorts only their logits.
+    At least one id is always kept, and all ids are kept if p = 1. If ids tie at the threshold, the highest ids are
+    kept, as with a stable sort of the ids, although this function sorts only the logits.
     """
     ascending = mx.sort(logits, axis=-1)
     dropped = (mx.cumsum(mx.softmax(ascending, axis=-1), axis=-1) <= 1 - p) & (p < 1)

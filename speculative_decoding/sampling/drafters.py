@@ -1,6 +1,6 @@
 """The drafters that the option `drafter` can name, and their properties.
 
-To add one, add a line to `DRAFTERS` and a file in `drafters/`. All other code reads this table.
+To add a drafter, add a line to `DRAFTERS` and a file in `drafters/`. All other code reads this table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class DrafterFacts(NamedTuple):
     """Where a drafter is defined, and what it uses.
 
     module: the module in `drafters/` whose function `build` makes the drafter; see `drafters.choose_drafter`.
-    uses_model: whether it runs the draft model or draft head.
+    uses_model: whether the drafter runs the draft model or draft head.
     uses_ngrams: whether it looks up n-grams.
     uses_texts: whether it drafts from the texts given with a request.
     help: the source of its drafts, for the help text of the option.

@@ -57,7 +57,7 @@ BEAMS_ONLY = "beams only"  # has no effect without beam search
 NOT_WITH_BEAMS = "not with beams"
 
 LOSSLESS = "lossless"  # samples follow the target's distribution
-COMPARABLE = "comparable"  # the text for a seed does not depend on the drafts
+COMPARABLE = "comparable"  # for a given seed, the text does not depend on the drafts
 TAKES_DELTA = "takes delta"  # accepts a `delta`, which relaxes the rule and makes it lossy
 ACCEPTANCE: Mapping[str, Collection[str]] = {  # the rules in decoding/acceptance.py and their properties
     "rejection": (LOSSLESS, TAKES_DELTA),
@@ -66,7 +66,7 @@ ACCEPTANCE: Mapping[str, Collection[str]] = {  # the rules in decoding/acceptanc
 }
 LOSSLESS_RULES = [name for name, facts in ACCEPTANCE.items() if LOSSLESS in facts]
 COMPARABLE_RULES = [name for name, facts in ACCEPTANCE.items() if COMPARABLE in facts]
-DEFAULT_RULE, RELAXED_RULE = "coupled", "rejection"  # the defaults without and with a delta
+DEFAULT_RULE, RELAXED_RULE = "coupled", "rejection"  # the default rules without and with a `delta`
 
 OPTIONS_BY_OTHER_NAME: Mapping[str, Sequence[str]] = {  # name in other libraries or old versions -> options to suggest
     "num_beam_groups": (),
@@ -384,14 +384,14 @@ class GenerationOptions:
         return replace(self, **changed) if changed else self
 
     def override_for_row(self, overrides: Mapping[str, Any]) -> GenerationOptions:
-        """Like `override`, for one row of a batch. Raises `InputError` for options that all rows must share."""
+        """Like `override`, but for one row of a batch. Raises `InputError` for options that all rows must share."""
         for name in overrides:
             if name in option_specs() and not option_specs()[name].per_row:
                 raise InputError("is the same for all rows of a batch", name, "give it for all of them")
         return self.override(overrides)
 
     def with_values(self, **values: Any) -> GenerationOptions:
-        """Return a copy with some values replaced. They must be valid, because they are not checked."""
+        """Return a copy with some values replaced. The new values are not checked."""
         changed = copy(self)
         for name, value in values.items():
             object.__setattr__(changed, name, value)
@@ -430,7 +430,7 @@ class GenerationOptions:
 
 
 def option_specs() -> Mapping[str, OptionSpec]:
-    """Return all options by name, in the order of their declaration."""
+    """Return all options by name, in declaration order."""
     return specs_of(GenerationOptions)
 
 

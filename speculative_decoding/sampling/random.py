@@ -58,5 +58,5 @@ def categorical(logprobs: mx.array, keys: mx.array) -> mx.array:
 
 
 def split(keys: mx.array, count: int) -> mx.array:
-    """(N, 2) keys -> (N, count, 2): independent keys derived from each key. They differ if `count` differs."""
+    """(N, 2) keys -> (N, count, 2): `count` independent keys derived from each key. Other counts yield other keys."""
     return mx.vmap(partial(mx.random.split, num=count))(keys)

@@ -1,7 +1,7 @@
 """Value types, which apply the same checks in Python, in JSON and on the command line, and fields of these types.
 
 A field of a dataclass of options or flags is `name: Annotated[type, Value, "help", *marks] = default`. The marks are a
-`Flag`, and strings such as `PYTHON_ONLY` that say where the option exists and which other options it depends on.
+`Flag`, and strings such as `PYTHON_ONLY` that specify where the option exists and which other options it depends on.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class ClientRequest(Generic[Item]):
 
     Attributes:
         unfinished: The number of items that are still being decoded. The client may not have read all finished items.
-            error: The error with which the request failed, or None.
+        error: The error with which the request failed, or None.
     """
 
     def __init__(self, items: Sequence[Item], on_first_output: Callable[[], None] = lambda: None) -> None:
@@ -119,7 +119,7 @@ class ClientRequest(Generic[Item]):
             raise self.error
 
     async def progress(self, timeout: float | None = None) -> AsyncIterator[tuple[Item, Any] | None]:
-        """Yield items with their progress until all are finished, and None every `timeout` idle seconds.
+        """Yield items with their progress until all are finished, and None after `timeout` idle seconds.
 
         For an item that needs no decoding, the progress is None. Raises `ServerError` if the request fails.
         """
@@ -171,7 +171,7 @@ class Upload:
         self._failure: asyncio.Future[ServerError] = asyncio.get_running_loop().create_future()
 
     def add(self, size: int) -> None:
-        """Count bytes of a text, file or frames. Raises `ServerError` if all uploads together are too big."""
+        """Count the bytes of a text, file or frames. Raises `ServerError` if all uploads together are too large."""
         self._count(size)
         self.size += size
 

@@ -169,7 +169,8 @@ def served_names(folder: Path, given: str | None, chosen: Sequence[str] = ()) ->
     Args:
         folder: The folder of the model.
         given: The value of --model. If it is one of the model's names, it comes before the others; a path comes after
-            them. chosen: The values of --served-model-name, which come before all other names.
+            them.
+        chosen: The values of --served-model-name, which come before all other names.
     """
     name = model_name(folder)
     names = [name, name.rsplit("/", 1)[-1], *other_names(name)]

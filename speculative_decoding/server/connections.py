@@ -62,7 +62,8 @@ class LimitedConnection(H11Protocol):
         of_address: The number of connections from each address. All connections share and update this counter, because
             counting all connections again for each new connection would be slow.
         sockets: The paths whose requests can be upgraded to a WebSocket. Other upgrades are ignored, as HTTP allows.
-        socket_limits: The limits on a WebSocket. options: The options of uvicorn's class.
+        socket_limits: The limits on a WebSocket.
+        options: The options of uvicorn's class.
     """
 
     def __init__(
@@ -221,7 +222,7 @@ def make_server(
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=75,  # longer than the timeouts of clients and proxies, so they reuse no closed connection
-        timeout_graceful_shutdown=5,  # time limit in seconds for finishing to send responses
+        timeout_graceful_shutdown=5,  # time limit in seconds for sending the rest of the responses
     )
     return Server(config)
 

@@ -47,7 +47,8 @@ class DecodingThread:
         limits: The limits of the server.
 
     Attributes:
-        decoding: The number of items that have a slot. waiting: The number of items that are waiting for a slot.
+        decoding: The number of items that have a slot.
+        waiting: The number of items that are waiting for a slot.
         reading: The threads that read recordings and texts.
     """
 

@@ -108,7 +108,7 @@ class Document:
 
 
 def fitting(prompting: Prompting) -> Callable[[str], bool]:
-    """Return a predicate: whether a source, with its prefix, is within the limits of the model and the server."""
+    """Return a predicate that checks whether a source, with its prefix, is within the limits of model and server."""
     session, most = prompting.session, prompting.limits.max_prompt_tokens
 
     def is_allowed(text: str) -> bool:

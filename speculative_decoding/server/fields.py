@@ -1,6 +1,6 @@
 """Parses the fields of requests and events according to tables. JSON objects and forms share one parser.
 
- Each API has its own tables, which are defined next to the code that uses the values. This module is independent of
+Each API has its own tables, which are defined next to the code that uses the values. This module does not depend on
 what the fields mean.
 """
 
@@ -55,11 +55,12 @@ class Field:
 
     Attributes:
         type: The type of the value, or the table of fields if the value is an object.
-        option: The option that the field sets (default: the option with the same name). required: If the field must be
-            sent, a description of what to send. refused: If the field is refused, the reason or an alternative. only:
-            The only value that is accepted if the field is refused, because this value has no effect. ignored: Whether
-            the field has no effect. blank: Whether an empty string counts as missing. In forms, an empty string always
-            counts as missing.
+        option: The option that the field sets (default: the option with the same name).
+        required: If the field must be sent, a description of what to send.
+        refused: If the field is refused, the reason or an alternative.
+        only: The only value that is accepted if the field is refused, because this value has no effect.
+        ignored: Whether the field has no effect.
+        blank: Whether an empty string counts as missing. In forms, an empty string always counts as missing.
     """
 
     type: Value | Mapping[str, Field] = ANY_TEXT

@@ -142,8 +142,8 @@ def require_token(scope: Scope, token: str = "") -> None:
     """Check the token of a request in constant time. Raises `ServerError` if the token is missing or wrong.
 
     Args:
-        scope: The request. Its Authorization header takes precedence over `token`. token: The token in the body or
-            among the subprotocols, if any.
+        scope: The request. Its Authorization header takes precedence over `token`.
+        token: The token in the body or among the subprotocols, if any.
     """
     expected = scope["token"]
     if expected is None:

@@ -21,7 +21,7 @@ class TurnScheduler(Protocol):
     """A scheduler whose items need a slot repeatedly, such as for each window of a recording or each prompt of a text.
 
     paused: The numbers of the items that could use a slot now.
-    free_turns: How many of these items can have a turn before the next round.
+    free_turns: The number of these items that can take a turn before the next round.
 
     The other members have the same meaning as in `Scheduler`.
     """

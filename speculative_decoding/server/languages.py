@@ -14,7 +14,7 @@ from ..loading.task_prefixes import Pairs, matching_pair
 from ..loading.tokenizer import Tokenizer
 from ..models.speech_languages import NAMES
 
-MAX_CODE = 40  # characters of a language's name in a request
+MAX_CODE = 40  # maximum number of characters in a language's name in a request
 
 
 def given_prefixes(flags: Iterable[str]) -> Pairs:
@@ -36,7 +36,7 @@ class Languages:
 
     Args:
         tokenizer: The model's tokenizer. All of its languages, such as eng_Latn, can be translated into each other.
-            prefixes: Further language pairs, with their prompt prefixes.
+        prefixes: Further language pairs, with their prompt prefixes.
     """
 
     def __init__(self, tokenizer: Tokenizer, prefixes: Pairs) -> None:

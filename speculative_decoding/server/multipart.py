@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 class PartsReader:
-    """Collects fields from the callbacks of the parser.
+    """Collects fields from the parser's callbacks.
 
     Attributes:
         parts: The complete fields.
@@ -72,7 +72,7 @@ class PartsReader:
             self._disposition = self._value
 
     def on_headers_finished(self) -> None:
-        # `parse_options_header` ignores `filename*`. RFC 7578 forbids it, but some clients send it for non-ASCII names
+        # `parse_options_header` ignores `filename*`. RFC 7578 forbids it, but some clients use it for non-ASCII names
         disposition, fields = parse_options_header(self._disposition.replace(b"filename*=", b"filename="))
         if disposition != b"form-data" or b"name" not in fields:
             raise invalid("a field has no name")

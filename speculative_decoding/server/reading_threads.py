@@ -1,6 +1,6 @@
 """Threads that decode all clients' audio files a few seconds at a time, and read their texts part by part.
 
- After each step, `Turns` chooses the next reading based on the processor time used, so a long or costly recording
+After each step, `Turns` chooses the next reading based on the processor time used, so a long or costly recording
 delays the others by only one step. A step that takes unusually long, such as parsing a megabyte of text, does not delay
 other clients, because each of them gets an extra thread. This module is independent of the model.
 """

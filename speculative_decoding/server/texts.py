@@ -43,8 +43,9 @@ class ClientText(ClientItem):
 
     Attributes:
         ahead: The parts that a reading thread has read, followed by None at the end, or by the error that ended the
-            reading. reading: The future of the steps in a reading thread. window: The parts that have been taken from
-            `ahead` but not written yet.
+            reading.
+        reading: The future of the steps in a reading thread.
+        window: The parts that have been taken from `ahead` but not written yet.
         written: The output of each text, in parts.
         waiting: Number of a prompt that is waiting for a turn -> the prompt.
         in_engine: Number of a prompt in an engine -> the engine.
@@ -119,10 +120,11 @@ class TextScheduler(PartScheduler):
     """Decodes clients' own prompts and the prompts of their texts in two engines.
 
     A client's own prompt is numbered with an integer, and a text's prompt with ((text, part), prompt). Texts' prompts
-    wait for turns (see `Lane`), and each text has at most `max_prompts` prompts in the engines. The second engine,
-    `others`, decodes the prompts that do not wait for a slot: clients' own prompts, and a text's prompt if its client
-    has no other text prompt in an engine. Both engines get the same share of time, because rounds of `prompts` may be
-    slow.
+    wait for turns (see `Lane`), and each text has at most `max_prompts` prompts in the engines.
+
+    The second engine, `others`, decodes the prompts that do not wait for a slot: clients' own prompts, and a text's
+    prompt if its client has no other text prompt in an engine. Both engines get the same share of time, because rounds
+    of `prompts` may be slow.
 
     Args:
         prompts: Decodes the prompts of texts. Their options are complete.

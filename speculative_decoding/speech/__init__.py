@@ -1,1 +1,1 @@
-"""Transcribes audio: audio files, log-mel frames, the windows of long recordings, and output formats."""
+"""Transcribes audio. Its modules handle audio files, log-mel frames, windows of long recordings and output formats."""

@@ -37,7 +37,7 @@ AnyEvent = TypeVar("AnyEvent", TranscriptionEvent, LiveUpdate)
 def transcribe(
     session: SessionLike, audio: Audio | Recording, **options: Unpack[TranscriptionKeywords]
 ) -> Transcription:
-    """Transcribe a recording with a speech model, as openai-whisper's `transcribe` does.
+    """Transcribe a recording with a speech model, following openai-whisper's `transcribe`.
 
     Args:
         session: A session whose target is a speech model.
@@ -59,7 +59,7 @@ def transcribe(
 def transcribe_stream(
     session: SessionLike, audio: Audio | Recording, **options: Unpack[TranscriptionKeywords]
 ) -> Iterator[TranscriptionEvent]:
-    """Like `transcribe`, but yield segments as soon as they are finished. Options are checked when this is called."""
+    """Like `transcribe`, but yield segments as soon as they are finished. Options are checked immediately."""
     return map(raise_error, transcribe_batch(session, [audio], slots=1, **options))
 
 
@@ -77,9 +77,10 @@ def transcribe_batch(
 
     Args:
         session: See `transcribe`.
-        recordings: Files or samples, as for `transcribe`, or mappings with "audio" and options for that recording. With
-            the `resume_point` of an earlier event as "resume_from", and equal options, a transcription continues there.
-        slots: How many recordings are transcribed together (default: the slots of the session).
+        recordings: Files or samples, as for `transcribe`, or mappings with "audio" and options for that recording. If
+            "resume_from" is the `resume_point` of an earlier event and the options are equal, a transcription continues
+            there.
+        slots: How many recordings are transcribed together (default: the session's `slots`).
         options: See `transcribe`.
 
     Raises:
@@ -98,13 +99,13 @@ def transcribe_chunks(
     resume_from: ResumePoint | None = None,
     **options: Unpack[TranscriptionKeywords],
 ) -> Iterator[TranscriptionEvent]:
-    """Transcribe fixed windows of one recording together. The text differs from the text of `transcribe`.
+    """Transcribe fixed windows of one recording together. The text differs from that of `transcribe`.
 
     Args:
         session: See `transcribe`.
         audio: See `transcribe`.
-        slots: How many windows are transcribed together (default: the slots of the session).
-        resume_from: The `resume_point` of an earlier event, to continue there with equal options.
+        slots: How many windows are transcribed together (default: the session's `slots`).
+        resume_from: The `resume_point` of an earlier event with equal options, from which to continue.
         options: See `transcribe`.
 
     Raises:
@@ -127,16 +128,16 @@ def transcribe_live(
 ) -> Iterator[LiveUpdate]:
     """Transcribe speech while it arrives, and yield the text after each hypothesis.
 
-    Words that two hypotheses in a row begin with are final (LocalAgreement-2). Each hypothesis is decoded at
-    temperature 0, with the last one as its draft text.
+    Words become final when two consecutive hypotheses begin with them (LocalAgreement-2). Each hypothesis is decoded at
+    temperature 0, with the previous one as its draft text.
 
     Args:
         session: See `transcribe`.
         chunks: Samples of one channel at 16 kHz as they arrive: NumPy arrays of floats from -1 to 1 or of integers, or
-            bytes of signed 16-bit little-endian PCM. Or an `Arriving`, which reads them already.
-        every: Decode after this many seconds of new audio, or later if the last hypothesis is not complete yet.
-        reads_ahead: Read chunks in a thread, so that each hypothesis includes all audio so far. False reads the next
-            chunk only after the hypothesis for the last one, which makes replays reproducible.
+            bytes of signed 16-bit little-endian PCM. Or an `Arriving`, which already reads them in a thread.
+        every: Decode after this many seconds of new audio, or later if the previous hypothesis is still being decoded.
+        reads_ahead: Read chunks in a thread, so that each hypothesis covers all audio so far. If False, the next chunk
+            is read only after the hypothesis for the previous one, which makes replays reproducible.
         options: Those of `live.stream.OPTIONS`, and `GenerationOptions` for drafts.
 
     Raises:
@@ -177,20 +178,20 @@ def new_scheduler(
     slots: int | None = None,
     live_slots: int = 0,
 ) -> Scheduler:
-    """Return a scheduler for recordings and live streams. It creates its own engines.
+    """Return a scheduler for recordings and live streams, which creates its own engines.
 
     Args:
         session: A session whose target is a speech model.
-        options: How to transcribe.
+        options: Transcription options.
         decoding: Decoding options that differ from the session's.
-        slots: How many recordings are transcribed together (default: the slots of the session).
+        slots: How many recordings are transcribed together (default: the session's `slots`).
         live_slots: The maximum number of live streams. Their windows are decoded without beams.
 
     Raises:
         InputError: This model cannot transcribe with these options.
     """
     if (hottest := max(options.temperatures)) and decoding.get("num_beams", session.options.num_beams) == 1:
-        decoding = {**decoding, "temperature": hottest}  # so that sampling options have an effect
+        decoding = {**decoding, "temperature": hottest}  # so that sampling options take effect
     own = live = session.options_with(decoding)
     if live_slots and own.num_beams > 1:
         live = session.options_with({**decoding, "num_beams": 1})
@@ -211,7 +212,7 @@ def new_scheduler(
 def draft_writer(
     model: EncoderDecoder, tokenizer: Tokenizer, draft: EncoderDecoder, draft_tokenizer: Tokenizer, engine: DraftEngine
 ) -> DraftWriter:
-    """Return a writer for a draft model with another vocabulary. engine: an engine of the draft model."""
+    """Return a writer for a draft model with a different vocabulary. engine: an engine for the draft model."""
     from .draft_writer import SpeechWriter
 
     assert model.audio is not None and draft.audio is not None
@@ -219,7 +220,7 @@ def draft_writer(
 
 
 def mel_bins(session: SessionLike) -> list[int]:
-    """Return the number of mel bins of the target, and of the draft model if it differs."""
+    """Return the target's number of mel bins, followed by the draft model's if it differs."""
     draft = session.draft_model
     models = [session.model, draft] if isinstance(draft, EncoderDecoder) else [session.model]
     return list(dict.fromkeys(model.audio.num_mel_bins for model in models if model.audio is not None))

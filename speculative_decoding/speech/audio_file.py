@@ -1,4 +1,4 @@
-"""Reads audio as blocks of 16 kHz mono samples: files of any format with PyAV, or WAV without it; samples in memory.
+"""Reads audio as blocks of 16 kHz mono samples, from files (any format with PyAV, only WAV without) or from memory.
 
 The samples of a file equal the output of `ffmpeg -ac 1 -ar 16000 -f s16le`, the command that openai-whisper runs.
 """
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 
 SAMPLE_RATE = 16000
 BLOCK_SAMPLES = 10 * SAMPLE_RATE
-MAX_SAMPLE = 8.0  # loud audio may exceed 1; a larger sample means that the input was not scaled
+MAX_SAMPLE = 8.0  # loud audio may exceed 1, but a sample above this limit means that the input was not scaled
 RATES = range(1000, 384_001)  # Hz
-MAX_SAMPLE_RATE = 192_000 * 8  # samples per second over all channels; limits the time for decoding one second
-MAX_FRAME_SECONDS = 60.0  # the decoder keeps a whole frame in memory
-MAX_FRAME_SAMPLES = 1 << 22  # over all channels
-MAX_DECODED_SAMPLES = 1 << 25  # per channel; the decoder allocates no larger frame
+MAX_SAMPLE_RATE = 192_000 * 8  # samples per second in all channels together; limits the time for decoding one second
+MAX_FRAME_SECONDS = 60.0  # limits memory, because the decoder keeps a whole frame
+MAX_FRAME_SAMPLES = 1 << 22  # in all channels together
+MAX_DECODED_SAMPLES = 1 << 25  # per channel; the decoder refuses to allocate larger frames
 FREE_PACKETS = 10_000
-MAX_PACKETS_PER_SECOND = 4000  # of audio; packets and frames count, because even very short ones take time
-CHANGE_COST = 20  # in packets: a change of the format requires a new resampler, which takes as long as 20 packets
+MAX_PACKETS_PER_SECOND = 4000  # of audio; limits packets and frames, because even very short ones take time
+CHANGE_COST = 20  # in packets: creating a new resampler after a change of format takes as long as 20 packets
 STATED = ("aiff", "ape", "asf", "au", "caf", "flac", "mov", "tak", "tta", "w64", "wav", "wv")  # state their length
-SIZE_SLACK = 8  # bytes: some recorders include the header in the size, or leave out the last padding
+SIZE_SLACK = 8  # bytes; some recorders include the header in the stated size, or leave out the last padding
 MATROSKA = "matroska,webm"  # FFmpeg's name
-LENGTH_MARKS = {  # by format; a file that states its length has one of these marks at the start
+LENGTH_MARKS = {  # by format; a file that states its length contains one of these marks near the start
     "mp3": (b"Xing", b"Info", b"VBRI"),  # in the first frame
-    MATROSKA: (b"\x44\x89\x84", b"\x44\x89\x88"),  # the element Duration, of four or eight bytes
+    MATROSKA: (b"\x44\x89\x84", b"\x44\x89\x88"),  # the element Duration, with four or eight bytes
 }
 MICROSECONDS = 1_000_000  # per second
 CONVERT = "convert it to WAV or FLAC at 16000 Hz"
@@ -70,7 +70,7 @@ class AudioSource(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the recording in messages."""
+        """The recording's name in messages."""
 
     def blocks(self) -> Iterator[Samples]:
         """Yield the samples, between -1 and 1, in blocks of BLOCK_SAMPLES. The last block may be shorter."""
@@ -127,7 +127,7 @@ def scaled(samples: NDArray[Any]) -> Samples:
 class AudioFile:
     """An audio file in any format that PyAV reads. Without PyAV, it must be a 16 kHz WAV file.
 
-    source: Its path, or its content.
+    source: The file's path or contents.
     track: See `audio_track`.
     """
 
@@ -148,7 +148,7 @@ class AudioFile:
 
 
 class BegunSource:
-    """A recording whose first block is read at once. Raises `InputError` if the recording is empty."""
+    """A recording whose first block is read immediately. Raises `InputError` if the recording is empty."""
 
     def __init__(self, source: AudioSource) -> None:
         self.name = source.name
@@ -188,16 +188,16 @@ def open_source(audio: Audio, track: int | None = None) -> AudioSource:
 
 
 def is_open_pipe(path: Path) -> bool:
-    """Whether a path is standard input or a pipe from the shell, as in `<(command)`, which can be read only once."""
+    """Whether a path is standard input or a pipe from the shell, as in `<(command)`. Both can be read only once."""
     return path.parts[:3] == ("/", "dev", "fd") or path == Path("/dev/stdin")
 
 
 def array_of(audio: Any) -> NDArray[Any] | None:
-    """Return samples as a NumPy array, or None for other objects. Does not import PyTorch."""
+    """Return samples as a NumPy array, or None if the object does not contain samples. Does not import PyTorch."""
     if isinstance(audio, np.ndarray):
         return audio
     if isinstance(audio, mx.array):
-        is_small = audio.dtype == mx.bfloat16  # NumPy has no such type
+        is_small = audio.dtype == mx.bfloat16  # NumPy has no bfloat16
         return np.array(audio.astype(mx.float32) if is_small else audio)
     if callable(getattr(audio, "detach", None)) and callable(getattr(audio, "is_floating_point", None)):
         tensor = audio.detach().cpu()
@@ -222,7 +222,7 @@ def joined(pieces: Iterable[NDArray[np.int16]]) -> Iterator[NDArray[np.int16]]:
 
 
 def decode_any(file: BinaryIO, name: str, track: int | None = None) -> Iterator[NDArray[np.int16]]:
-    """Decode an audio track with PyAV, and mix and resample it. Damaged packets are skipped, as in ffmpeg."""
+    """Decode an audio track with PyAV, mix it to mono, and resample it. Damaged packets are skipped, as in ffmpeg."""
     import av
 
     resampler = FrameResampler(SAMPLE_RATE)
@@ -246,7 +246,7 @@ def decode_any(file: BinaryIO, name: str, track: int | None = None) -> Iterator[
 
 
 def decoded_frames(container: InputContainer, stream: AudioStream, announced: float, name: str) -> Iterator[AudioFrame]:
-    """Yield the frames of an audio stream, and issue a note if the file is damaged. Raises `InputError`.
+    """Yield the frames of an audio stream, and print a note if the file is damaged. Raises `InputError`.
 
     announced: See `announced_seconds`.
     """
@@ -285,11 +285,11 @@ def decoded_frames(container: InputContainer, stream: AudioStream, announced: fl
 
 
 def announced_seconds(file: BinaryIO, container: InputContainer, stream: AudioStream) -> float:
-    """Return the length that the header states, or 0 if it states none. FFmpeg's estimates are often wrong."""
+    """Return the duration that the header states, or 0 if it states none. FFmpeg's estimates are often wrong."""
     format = container.format.name
     length = float((stream.duration or 0) * (stream.time_base or 0))
     states_length = not {*format.split(",")}.isdisjoint(STATED)
-    if format == MATROSKA and len(container.streams) == 1:  # a picture in another stream may last longer
+    if format == MATROSKA and len(container.streams) == 1:  # the duration may be that of a picture in another stream
         length = (container.duration or 0) / MICROSECONDS
     if format in LENGTH_MARKS:
         position = file.tell()
@@ -300,7 +300,7 @@ def announced_seconds(file: BinaryIO, container: InputContainer, stream: AudioSt
 
 
 def start_after_tag(file: BinaryIO) -> bytes:
-    """Return the first bytes after an ID3 tag, which states its size in four bytes of seven bits each."""
+    """Return the first bytes after an ID3 tag, if any. The tag states its size in four bytes of seven bits each."""
     file.seek(0)
     header = file.read(10)
     size = 10 + sum(byte << 7 * (3 - i) for i, byte in enumerate(header[6:]))
@@ -309,12 +309,12 @@ def start_after_tag(file: BinaryIO) -> bytes:
 
 
 def setup_of(frame: AudioFrame) -> tuple[str, str, int]:
-    """Return the format, layout and sample rate. A resampler accepts only frames with the same setup."""
+    """Return a frame's format, layout and sample rate, which must be the same for all frames of a resampler."""
     return frame.format.name, frame.layout.name, frame.sample_rate
 
 
 def require_usual(frame: AudioFrame, name: str) -> None:
-    """Reject a frame that is expensive to resample. Every frame is checked: the format may change within a file."""
+    """Reject a frame that is expensive to resample. Called for every frame, as the format may change within a file."""
     rate, channels = frame.sample_rate, frame.layout.nb_channels
     if rate not in RATES:
         problem = f"sampled at {rate} Hz (expected {RATES[0]} to {RATES[-1]} Hz)"
@@ -328,7 +328,7 @@ def require_usual(frame: AudioFrame, name: str) -> None:
 
 
 def decode_wav(file: BinaryIO, name: str, track: int | None = None) -> Iterator[NDArray[np.int16]]:
-    """Decode WAV with Python's `wave` module: 16 kHz, integers of 8 to 32 bits. Channels are averaged."""
+    """Decode a 16 kHz WAV file with 8-bit to 32-bit integers, using Python's `wave` module. Channels are averaged."""
     if track not in (None, 1):
         raise no_track(name, track or 0, ["1: a WAV file has only one"])
     try:
@@ -340,7 +340,7 @@ def decode_wav(file: BinaryIO, name: str, track: int | None = None) -> Iterator[
                 raise wave.Error(f"{width} bytes per sample")
             while data := wav.readframes(BLOCK_SAMPLES // channels + 1):
                 yield int16_samples(data, width, channels)
-    except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError: a chunk longer than the file
+    except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError if a chunk is longer than the file
         raise InputError(
             f"{name}: without PyAV, only WAV files with integers at 16 kHz are read ({str(error) or 'it ends'}); "
             f"run {INSTALL}"
@@ -348,18 +348,18 @@ def decode_wav(file: BinaryIO, name: str, track: int | None = None) -> Iterator[
 
 
 def int16_samples(data: bytes, width: int, channels: int) -> NDArray[np.int16]:
-    """Return the mean over channels of little-endian samples of `width` bytes. One-byte samples are unsigned."""
+    """Average little-endian samples of `width` bytes over all channels. One-byte samples are unsigned."""
     raw = np.frombuffer(data, np.uint8)
     raw = raw[: len(raw) // (width * channels) * (width * channels)].reshape(-1, channels, width)
     if width == 1:
         samples = (raw[..., 0].astype(np.int16) - 128) << 8
     else:
-        samples = np.ascontiguousarray(raw[..., -2:]).view("<i2")[..., 0]  # of the two most significant bytes
+        samples = np.ascontiguousarray(raw[..., -2:]).view("<i2")[..., 0]  # the two most significant bytes
     return ((samples.sum(axis=1, dtype=np.int32) + channels // 2) // channels).astype(np.int16)
 
 
 def is_cut_off(file: BinaryIO) -> bool:
-    """Whether a RIFF file is shorter than its header says. Ignores huge placeholder sizes, as in piped output."""
+    """Whether a RIFF file is shorter than its header states. Ignores the huge placeholder sizes of piped output."""
     file.seek(0)
     header = file.read(8)
     size = 8 + int.from_bytes(header[4:], "little")

@@ -1,7 +1,7 @@
 """Transcribes fixed windows of one recording together, each as if it were a separate recording.
 
-This is faster on devices where a batch costs little more than a single row. The text differs from `transcribe`: words
-are cut at the borders, and no window continues the text before it.
+This is faster on devices where a batch takes little longer than a single row. The text differs from that of
+`transcribe`: words are cut at the borders of windows, and no window continues the text of the previous one.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Part:
 def chunk_events(
     recording: Recording, scheduler: Scheduler, resume_from: ResumePoint | None = None
 ) -> Iterator[TranscriptionEvent]:
-    """Yield the progress of one recording. The scheduler must be idle. resume_from: where to continue."""
+    """Yield the progress of one recording. The scheduler must be idle. resume_from: the point to continue from."""
     total, length = recording.num_frames, scheduler.audio.window_frames
-    starts = range(0, max(total, 1), length)  # one window, even if voice detection has left out everything
+    starts = range(0, max(total, 1), length)  # at least one window, even if voice detection has removed everything
     last = starts[-1]
     options = scheduler.options
     segments: list[Segment] = []
@@ -77,7 +77,7 @@ def chunk_events(
             yield event._replace(result=result, resume_point=point)
 
     if resume_from is None:
-        for event in decoded(starts[:1]):  # transcribed alone, to detect the language
+        for event in decoded(starts[:1]):  # transcribed by itself, to detect the language
             yield event
             options = replace(options, language=event.language)
         starts = starts[1:]
@@ -85,7 +85,7 @@ def chunk_events(
 
 
 def moved(segment: Segment, frames: int, id: int) -> Segment:
-    """Convert the times of a segment from its window, which starts at frame `frames`, to the recording."""
+    """Convert a segment's times, relative to a window that starts at frame `frames`, to times in the recording."""
     seconds = frames / FRAMES_PER_SECOND
     words = segment.words
     if words is not None:

@@ -1,4 +1,4 @@
-"""`transcribe`: prints the segments of recordings as they are finished, or writes their transcripts to a folder."""
+"""`transcribe`: prints the segments of recordings as soon as they are finished, or writes transcripts to a folder."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ DRAFTS = (
 
 
 class FormatNames(Value):
-    """Names of formats, separated by commas."""
+    """The names of formats, separated by commas."""
 
     expected = f"one of {', '.join(FORMATS)}, or several, separated by commas ({','.join(FORMATS)} for all)"
     metavar = "FORMAT,..."
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding
 
 
 def transcribe(chosen: argparse.Namespace) -> int:
-    """Transcribe the files and return the exit status: 1 if some of several files could not be transcribed."""
+    """Transcribe the files, and return the exit status, which is 1 if some of several files cannot be transcribed."""
     require_one_process()
     given = vars(chosen)
     live = flags_from(LiveFlags, chosen)
@@ -188,7 +188,7 @@ def start_live(name: str, speed: float | None, given: Mapping[str, Any]) -> int:
 def open_models(given: Mapping[str, Any], options: dict[str, Any]) -> tuple[RunConfig, ModelPair, str | None]:
     """Open the models without their weights, and print a description. Raises `InputError`.
 
-    Returns: their configuration, the models, and the language of the speech, or None to detect it.
+    Returns: the configuration, the models, and the language of the speech (None to detect it).
     """
     decoding = argparse.Namespace(**{name: given[name] for name in given if name not in transcription_specs()})
     config = run_config_from(decoding, may_sample=options.get("temperature") != 0)
@@ -214,7 +214,7 @@ class Run:
         config: The configuration of the models and of decoding.
         pair: The opened models.
         options: The given transcription options, and options that they imply.
-        slots: How many recordings, or windows, are transcribed together.
+        slots: How many recordings, or windows of a recording, are transcribed together.
         shows_language: Whether the language is detected and printed.
     """
 
@@ -226,10 +226,10 @@ class Run:
     shows_language: bool
 
     def text_settings(self) -> dict[str, Any]:
-        """Return everything that determines a transcript, except its recording.
+        """Return everything that determines a transcript, except the recording.
 
-        Defaults are left out, so that new options of later versions change no settings. Options of drafts are left out
-        unless the acceptance rule lets drafts change the text.
+        Options with default values are left out, so that options added in later versions do not change the settings.
+        Draft options are left out unless drafts can change the text under the acceptance rule.
         """
         audio = self.pair.target.model.audio
         assert audio is not None
@@ -243,7 +243,7 @@ class Run:
         return {**settings, "target_sha256": fingerprint(self.pair.target)}
 
     def write(self, folder: OutputFolder) -> int:
-        """Write the transcripts that are missing in the folder, and return the exit status."""
+        """Write the transcripts that the folder does not contain yet, and return the exit status."""
         with folder.open(self.text_settings(), force=self.flags.force):
             unfinished, count = folder.unfinished, len(folder.recordings)
             if finished := count - len(unfinished):
@@ -286,8 +286,8 @@ class Run:
     ) -> int:
         """Transcribe recordings, and return the exit status.
 
-        show: Called with all events.
-        resume_point: Returns where to continue a recording, given its number.
+        show: Called with an iterator over all events.
+        resume_point: Returns the point from which to continue the recording with a given number, or None.
         """
         with self.config.session(self.pair) as session:
             note_exactness(session, self.slots)
@@ -318,7 +318,7 @@ class Run:
 
 
 def slots_for(flags: TranscribeFlags, names: Sequence[str], is_given: bool) -> int:
-    """Return how many recordings, or windows, to transcribe together. Raises `InputError` for slots without effect."""
+    """Return the number of recordings or windows to transcribe together. Raises `InputError` for a useless --slots."""
     if flags.chunked:
         return flags.slots
     if is_given and len(names) == 1 and not any(map(os.path.isdir, flags.audio)):
@@ -357,7 +357,7 @@ def transcription_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_recording(name: str, track: int | None) -> AudioSource:
-    """Return a file, or the content of standard input or a pipe. Raises `InputError`."""
+    """Open a file, a pipe or standard input. Raises `InputError`."""
     if name != "-":
         return open_source(name, track)
     if sys.stdin.isatty():
@@ -366,9 +366,9 @@ def open_recording(name: str, track: int | None) -> AudioSource:
 
 
 def open_recordings(names: Sequence[str], track: int | None) -> tuple[list[AudioSource], list[InputError]]:
-    """Open recordings, and read the first block of the first readable one, to report errors before models load.
+    """Open recordings, and read the first block of the first readable one, to report errors before the models load.
 
-    Returns: the recordings, and the error of each if none is readable.
+    Returns: the recordings, and, if none of them is readable, the error of each.
     """
     recordings = [open_recording(name, track) for name in names]
     errors = []

@@ -1,8 +1,8 @@
-"""Drafts from transcripts: of the whole recording, with or without times, or of one window.
+"""Drafts from transcripts, either of a whole recording, with or without times, or of one window.
 
 Only words are compared with the output (`drafters.draft_text`). Punctuation and times, which differ most often, are
-skipped, and inserted into drafts again. Drafts contain times even if the transcript has none: the next segment usually
-starts where the last one ends.
+skipped in the comparison, but drafts contain them. Drafts contain times even if the transcript has none, because the
+next segment usually starts where the last one ends.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .voice import SpeechTimes
 CLOCK = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{2})[.,](\d{3})"
 CUE = re.compile(rf"^(?:\d+[ \t]*\n)?[ \t]*{CLOCK}[ \t]+-->[ \t]+{CLOCK}.*\n?", re.MULTILINE)
 TIME_TOKEN = re.compile(r"<\|(\d{1,6}\.\d{1,3})\|>")
-MAX_GAP = 8  # tokens of punctuation between two words; further tokens, such as endless dots, count as words
-TOLERANCE = 0.2  # seconds by which the times of two transcripts of the same speech may differ
+MAX_GAP = 8  # maximum number of punctuation tokens between words; further ones, as in endless dots, count as words
+TOLERANCE = 0.2  # maximum difference in seconds between the times in two transcripts of the same speech
 
 
 class Cue(NamedTuple):
-    """A part of a transcript. The times are in seconds from the start of the recording; None if they are unknown."""
+    """A part of a transcript. The times are in seconds from the start of the recording; None if unknown."""
 
     text: str
     start: float | None = None
@@ -58,7 +58,7 @@ def cues_of(text: str) -> list[Cue]:
 
 
 def json_cues(text: str) -> list[Cue] | None:
-    """Return the segments of a transcript in the format of openai-whisper, or None for another text."""
+    """Return the segments of a transcript in the format of openai-whisper, or None for any other text."""
     if not text.lstrip().startswith("{"):
         return None
     try:
@@ -91,21 +91,21 @@ class Transcript:
 
     Attributes:
         words: The words.
-        gaps: The gap before a word, by the word's position. Most words have none.
+        gaps: Position of a word -> the gap before it. Most words have none.
     """
 
     def __init__(self, speech: SpeechText) -> None:
         self.words = DraftText([], speech.pieces, TEXT)
         self.speech = speech
         self.gaps: dict[int, Gap] = {}
-        self._gap = Gap()  # before the next word
-        self._tokens: list[int] = []  # of the last update
+        self._gap = Gap()  # the gap before the next word
+        self._tokens: list[int] = []  # the tokens of the last update
         self._in_gap: dict[int, bool] = {}
 
     def update(self, tokens: Sequence[int], start: float = 0.0) -> None:
-        """Replace the transcript, also while it is followed. Usually `tokens` begins with those of the last update.
+        """Replace the transcript, even while a follower uses it. Usually, `tokens` begins with those of the last call.
 
-        tokens: Text and timestamps, and perhaps the end token.
+        tokens: Text and timestamps, and possibly the end token.
         start: The time of the first timestamp, in seconds.
         """
         held = len(self._tokens)
@@ -123,7 +123,7 @@ class Transcript:
         self._tokens = list(tokens)
 
     def add(self, token: int) -> None:
-        """Append a token of text, or the end token."""
+        """Append a text token or the end token."""
         gap = self._gap
         words = self.words.ids
         is_long = len(gap.before) + len(gap.after) >= MAX_GAP or (gap == Gap() and words and self.is_in_gap(words[-1]))
@@ -139,11 +139,11 @@ class Transcript:
         self.words.extend([token])
 
     def add_time(self, seconds: float) -> None:
-        """Append the start or the end of a segment."""
+        """Append the start or end time of a segment."""
         self._gap = self._gap._replace(times=[*self._gap.times, seconds])
 
     def is_in_gap(self, token: int) -> bool:
-        """Whether a token belongs to a gap: a time or punctuation."""
+        """Whether a token belongs to a gap, that is, whether it is a time or punctuation."""
         if (known := self._in_gap.get(token)) is None:
             known = self._in_gap[token] = self.speech.audio.is_timestamp(token) or is_punctuation(
                 self.speech.decode([token])
@@ -152,13 +152,13 @@ class Transcript:
 
 
 class GivenTranscript(Transcript):
-    """A transcript of a recording, prepared for all of its windows.
+    """A given transcript of a recording, prepared for all of its windows.
 
     Args:
         text: See `cues_of`.
         speech: Encodes the text.
         language: The language of the text.
-        kept: Converts times if parts of the recording are left out. The times of the text refer to the recording.
+        kept: Converts times if parts of the recording are left out. The times in `text` refer to the whole recording.
     """
 
     def __init__(self, text: str, speech: SpeechText, language: str, kept: SpeechTimes | None = None) -> None:
@@ -182,7 +182,7 @@ class GivenTranscript(Transcript):
             self.add(speech.audio.end)
 
     def position_at(self, time: float) -> int | None:
-        """Return the first word of the first part that ends after a time; None without times."""
+        """Return the position of the first word in the first part that ends after a time, or None without times."""
         if not self._cues:
             return None
         later = (position for start, end, position in self._cues if start >= time or end > time + TOLERANCE)
@@ -190,12 +190,12 @@ class GivenTranscript(Transcript):
 
 
 def is_punctuation(text: str) -> bool:
-    """Whether a text consists of punctuation, symbols and spaces only. Incomplete characters are none of these."""
+    """Whether a text consists of punctuation, symbols and spaces only. Incomplete characters do not count as such."""
     return REPLACEMENT not in text and all(unicodedata.category(each)[0] in "PSZ" for each in text)
 
 
 class WindowDrafts(Protocol):
-    """A text that the output for each window may resemble."""
+    """Draft text that the output for each window may resemble."""
 
     def window(self, tokens: Sequence[int], start: float, has_times: bool) -> WindowDraft:
         """Return the draft of a window; see `RecordingDraft`."""
@@ -230,9 +230,9 @@ class RecordingDraft:
 
 
 class WindowDraft(NamedTuple):
-    """A transcript from the position at which a window starts.
+    """A transcript, and the position in it at which a window starts.
 
-    start: The start of the window in seconds; None if outputs have no timestamps.
+    start: The start of the window in seconds, or None if outputs have no timestamps.
     """
 
     transcript: Transcript
@@ -240,7 +240,7 @@ class WindowDraft(NamedTuple):
     start: float | None
 
     def follow(self, prefix: Iterable[int] = ()) -> WindowFollower:
-        """Return a follower for one output. The prefix, which has the previous text, is not part of the window."""
+        """Return a follower for one output. The prefix is ignored, because its text precedes the window."""
         return WindowFollower(self)
 
 
@@ -266,7 +266,7 @@ class WindowFollower:
         return self._words.find()
 
     def continuation(self, place: Place, count: int) -> list[int]:
-        """Return up to `count` tokens from a place."""
+        """Return up to `count` tokens of the draft, starting at a place."""
         gaps, ids = self._draft.transcript.gaps, self.text.ids
         start = place.position
         if start >= len(ids):
@@ -280,9 +280,9 @@ class WindowFollower:
         return found[:count]
 
     def _rest(self, gap: Gap, is_last: bool) -> list[int]:
-        """Return the part of a gap that the output does not have yet."""
+        """Return the part of a gap that is still missing in the output."""
         audio = self._draft.transcript.speech.audio
-        if not self._has_words and not self._since and self._draft.start is not None:  # the first segment starts
+        if not self._has_words and not self._since and self._draft.start is not None:  # the first segment starts here
             if not gap.times or gap.times[-1] < self._draft.start + TOLERANCE:
                 return [audio.timestamp_begin, *(gap.after if gap.times else gap.before)]
             return [self._timestamp(gap.times[-1]), *gap.after]
@@ -293,7 +293,7 @@ class WindowFollower:
             return []
         if (
             len(times) == 1 and self._has_words and not is_last
-        ):  # it ends a segment, and the next one often starts with it
+        ):  # the time ends a segment, and often starts the next one
             is_pause = len(gap.times) == 2 and gap.times[1] > gap.times[0] + TOLERANCE
             return [self._timestamp(gap.times[1]) if is_pause else times[0], *gap.after]
         return [*gap.after]
@@ -304,7 +304,7 @@ class WindowFollower:
         return [*gap.before, *map(self._timestamp, gap.times), *gap.after]
 
     def _timestamp(self, time: float) -> int:
-        """Return the token of a time, limited to the window."""
+        """Return the timestamp token for a time, limited to the window."""
         audio = self._draft.transcript.speech.audio
         assert self._draft.start is not None
         position = max(round((time - self._draft.start) / SECONDS_PER_POSITION), 0)

@@ -1,7 +1,7 @@
-"""Writes transcripts with a speech model of another vocabulary than the target's; see `drafters.writing`.
+"""Writes transcripts with a speech model whose vocabulary differs from the target's; see `drafters.writing`.
 
-The draft model transcribes the same window, with its own mel bins, encoder and timestamp rules. Its text is encoded
-again with the target's tokenizer, and its timestamps are converted to the target's.
+The draft model transcribes the same window with its own mel bins, encoder and timestamp rules. Its text is encoded with
+the target's tokenizer, and its timestamps are converted to the target's.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .window_requests import WindowRequests
 
 
 class SpokenPrompt(NamedTuple):
-    """The parts of a decoder prompt and the output after it, as ids of the target.
+    """The parts of a decoder prompt and the output after it, as the target's ids.
 
-    language: Its code; None if the prompt does not name it.
+    language: The language's code, or None if the prompt does not name the language.
     """
 
     previous: list[int]
@@ -66,10 +66,10 @@ class SpeechWriter:
     """Writes transcripts with a draft model, for `BatchWritingDrafter`.
 
     Args:
-        target: The text tokens of the target.
+        target: The target's text tokens.
         model: The draft model.
-        draft: The text tokens of the draft model.
-        engine: An engine of the draft model, which nothing else uses.
+        draft: The draft model's text tokens.
+        engine: An engine for the draft model that nothing else uses.
     """
 
     def __init__(self, target: SpeechText, model: EncoderDecoder, draft: SpeechText, engine: DraftEngine) -> None:
@@ -101,7 +101,7 @@ class SpeechWriter:
         return None if submitted is None else WrittenSpeech(self, submitted, num_skipped, prompt)
 
     def _why_not(self, prompt: SpokenPrompt) -> str:
-        """Return why the draft model cannot write this, or ""."""
+        """Return the reason why the draft model cannot transcribe this prompt's speech, or "" if it can."""
         audio = self.draft.audio
         if not audio.is_multilingual and prompt.is_translation:
             return "knows English only, and cannot translate"
@@ -112,7 +112,7 @@ class SpeechWriter:
         return ""
 
     def _frames_of(self, source: AudioFrames) -> AudioFrames:
-        """Return the window with the draft model's mel bins. It is cached, with its encoder output, for the window."""
+        """Return the window with the draft model's mel bins. The frames and their encoder output are cached."""
         own = source.of(self.draft.audio.num_mel_bins)
         if own is source.frames:
             return source
@@ -121,7 +121,7 @@ class SpeechWriter:
     def _submit(
         self, frames: AudioFrames, options: TranscriptionOptions, language: str, previous: list[int], output: list[int]
     ) -> Request | None:
-        """Submit a request that continues an output. Returns None if the draft model has too few positions."""
+        """Submit a request that continues an output. Returns None if the draft model does not have enough positions."""
         requests = WindowRequests(self._model, self.draft, language, options, GenerationOptions(drafter="none"))
         previous = previous[-requests.max_previous :]
         window = Window(0, len(frames) * FRAMES_PER_POSITION, frames)
@@ -144,7 +144,7 @@ class SpeechWriter:
         language = "en" if "en" in audio.languages or not audio.languages else next(iter(audio.languages))
         requests = WindowRequests(self._model, self.draft, language, options, GenerationOptions(drafter="none"))
         start = requests.decoder_prompt(Attempt(Window(0, audio.window_frames, frames), [], 0.0))
-        start = start._replace(observer=None, eos_token_ids=set())  # so that it continues
+        start = start._replace(observer=None, eos_token_ids=set())  # so that decoding never stops early
         prompt = SpokenPrompt([], language, is_translation=False, has_timestamps=False, output=[])
         return WrittenSpeech(self, self.engine.submit(frames, start.options, FixedLength(0), start), 0, prompt)
 
@@ -162,7 +162,7 @@ class WrittenSpeech(WrittenRequest):
     """An output of the draft model for a window.
 
     Args:
-        writer: The writer that started it.
+        writer: The writer that started the output.
         draft: The draft model's request.
         num_skipped: The number of the target's ids between the start token and the output.
         prompt: The parts of the target's ids that were committed when the output was started.

@@ -1,6 +1,6 @@
-"""Formats transcripts as openai-whisper's files (utils.py): text, subtitles, tab-separated values and JSON.
+"""Formats transcripts like openai-whisper's output files (utils.py): text, subtitles, tab-separated values and JSON.
 
-`SubtitleOptions` determines how subtitles are divided into cues and lines; they are also flags of the command.
+`SubtitleOptions` determines how subtitles are divided into cues and lines. Its fields are also flags of the command.
 `STREAMED` yields text segment by segment, or cue by cue, so that it can be printed before the recording ends.
 """
 
@@ -17,9 +17,9 @@ from ..sampling.options import documented, validate_fields
 from ..sampling.values import Bool, Int, specs_of
 from .segments import Segment, Word
 
-MAX_WIDTH = 1000  # characters of a line, by default
-MAX_WORDS = 1000  # of a cue, by default
-LONG_PAUSE = 3.0  # seconds between the starts of two words, after which a cue that may span segments ends
+MAX_WIDTH = 1000  # default maximum number of characters in a line
+MAX_WORDS = 1000  # default maximum number of words in a cue
+LONG_PAUSE = 3.0  # seconds between the starts of two words; a longer pause ends a cue that may span segments
 ROW_END = re.compile(r"\s*[\r\n]\s*")
 BLANK_LINE = re.compile(r"[\r\n]\s*[\r\n]|\r")
 SUBTITLES = ("srt", "vtt")
@@ -34,7 +34,7 @@ Cue = tuple[float, float, str]  # start and end in seconds, and the text
 @documented
 @dataclass(frozen=True, kw_only=True)
 class SubtitleOptions:
-    """How subtitles are divided. All options need word times. Raises `InputError` for options without effect."""
+    """How to divide subtitles. All options require word times. Raises `InputError` for options without effect."""
 
     max_line_width: A[int | None, Int(1), WIDTH] = None
     max_line_count: A[int | None, Int(1), COUNT] = None
@@ -51,11 +51,11 @@ class SubtitleOptions:
 
     @property
     def first_given(self) -> str | None:
-        """The first option that differs from its default. Such an option needs word times."""
+        """The first option that differs from its default, if any. Such an option requires word times."""
         return next((name for name in specs_of(SubtitleOptions) if getattr(self, name)), None)
 
     def require_effect(self, formats: Collection[str]) -> None:
-        """Raise `InputError` if an option is given and none of the formats has subtitles."""
+        """Raise `InputError` if an option is given but none of the formats is a subtitle format."""
         if self.first_given is not None and not set(SUBTITLES) & set(formats):
             problem = f"has no effect on {', '.join(formats)}"
             raise InputError(problem, self.first_given, f"choose {' or '.join(SUBTITLES)}, or leave it out")
@@ -71,20 +71,20 @@ def txt(segments: Iterable[Segment], options: SubtitleOptions = NO_OPTIONS) -> I
 
 
 def srt(segments: Iterable[Segment], options: SubtitleOptions = NO_OPTIONS) -> Iterator[str]:
-    """Yield numbered cues: SubRip subtitles."""
+    """Yield numbered cues, for SubRip subtitles."""
     for number, (start, end, text) in zip(count(1), cues(segments, options), strict=False):
         yield f"{number}\n{timestamp(start, ',')} --> {timestamp(end, ',')}\n{text}\n\n"
 
 
 def vtt(segments: Iterable[Segment], options: SubtitleOptions = NO_OPTIONS) -> Iterator[str]:
-    """Yield a header and cues: WebVTT subtitles."""
+    """Yield a header and cues, for WebVTT subtitles."""
     yield "WEBVTT\n\n"
     for start, end, text in cues(segments, options):
         yield f"{timestamp(start).removeprefix('00:')} --> {timestamp(end).removeprefix('00:')}\n{text}\n\n"
 
 
 def tsv(segments: Iterable[Segment], options: SubtitleOptions = NO_OPTIONS) -> Iterator[str]:
-    """Yield a header and a line for each segment: start and end in milliseconds, and the text."""
+    """Yield a header, then a line for each segment with its start and end in milliseconds and its text."""
     yield "start\tend\ttext\n"
     for segment in segments:
         text = ROW_END.sub(" ", segment.text.strip()).replace("\t", " ")
@@ -101,9 +101,9 @@ FORMATS = (*STREAMED, "json")
 
 
 def cues(segments: Iterable[Segment], options: SubtitleOptions) -> Iterator[Cue]:
-    """Yield the cues of subtitles: from the words if word times were requested, else one for each segment.
+    """Yield the cues of subtitles, based on words if word times were requested, or else one for each segment.
 
-    Segments without text have an empty list of words in both cases, so the first segment with text decides.
+    Segments without text have an empty list of words in both cases, so the first segment with text shows which applies.
     openai-whisper fails if the first segment has no text and word times were not requested.
     """
     waiting: Iterator[Segment] = dropwhile(lambda segment: segment.words == [], segments)
@@ -125,7 +125,7 @@ def cues(segments: Iterable[Segment], options: SubtitleOptions) -> Iterator[Cue]
 
 
 def cue_text(text: str) -> str:
-    """Replace text that would end or begin a cue. openai-whisper replaces arrows only without word times."""
+    """Replace text that would end or begin a cue. openai-whisper replaces `-->` only if word timestamps are off."""
     return BLANK_LINE.sub("\n", text.replace("-->", "->"))
 
 
@@ -143,7 +143,7 @@ def cues_of_words(segments: Iterable[Segment], options: SubtitleOptions) -> Iter
 
 
 def lines_of(words: Iterable[Word], width: int, max_lines: int | None = None) -> Iterator[list[Word]]:
-    """Break words into lines, and into cues if the number of lines is limited. A long word may exceed the width."""
+    """Divide words into lines, and into cues if the number of lines is limited. A long word may exceed the width."""
     cue: list[Word] = []
     length, lines = 0, 1
     for word in words:
@@ -167,7 +167,7 @@ def lines_of(words: Iterable[Word], width: int, max_lines: int | None = None) ->
 
 
 def highlighted(words: Sequence[Word]) -> Iterator[Cue]:
-    """Yield a cue for each word, in which it is underlined, and a cue without underline for each gap between words.
+    """Yield a cue for each word, in which that word is underlined, and a plain cue for each gap between words.
 
     Times are compared in milliseconds, the unit in which they are written.
     """

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from .segments import FRAMES_PER_SECOND, Segment, Window, Word
 
 PUNCTUATION = "\"'“¿([{-\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
-BORDER = 2.0  # seconds at the start and end of a window that count as silence
+BORDER = 2.0  # time in seconds at the start and end of a window that counts as silence
 
 
 def anomaly(word: Word) -> float:
-    """Return 0 for an ordinary word, and more for a word that is improbable, very short or very long."""
+    """Return a score of 0 for an ordinary word, and more for a word that is improbable, very short or very long."""
     duration = word.end - word.start
     score = 1.0 if word.probability < 0.15 else 0.0
     if duration < 0.133:
@@ -36,7 +36,7 @@ def with_words(segments: Sequence[Segment]) -> Segment | None:
 
 
 def leading_silence(segments: Sequence[Segment], window: Window, threshold: float) -> float | None:
-    """Return the seconds of silence before a suspicious first segment if they exceed the threshold, else None."""
+    """Return the silence in seconds before a suspicious first segment, or None if it does not exceed the threshold."""
     first = with_words(segments)
     if first is not None and is_suspicious(first) and (gap := first.start - window.start) > threshold:
         return gap
@@ -52,7 +52,7 @@ def cut_hallucinations(
         segments: The segments of one window, with words.
         window: The window.
         threshold: The shortest silence that counts, in seconds.
-        last_speech: When the speech before this window ended, in seconds.
+        last_speech: The time in seconds at which the speech before this window ended.
         num_frames: The number of frames of the recording.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Transcription options and decoding options as keyword arguments of functions."""
+"""Transcription options and decoding options as keyword arguments."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..sampling.keywords import SpeechKeywords
 from ..sampling.options import FOR_SPEECH, option_specs, shows_options, suggested_option
 from .options import TranscriptionOptions, transcription_specs
 
-# The fields of `GenerationOptions` that can be set for a transcription. All others are determined by the transcription
+# The fields of `GenerationOptions` that can be set for a transcription, which determines all others itself
 DECODING = {name: spec for name, spec in option_specs().items() if FOR_SPEECH in spec.marks}
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def shows_transcription_options(function: Function) -> Function:
-    """`shows_options` for functions that transcribe. The type is the same, so that mypy resolves it in `Session`."""
+    """`shows_options` for functions that transcribe. The type is kept, so that mypy resolves it in `Session`."""
     shows_options(function, {**transcription_specs(), **DECODING})
     return function
 
@@ -56,7 +56,7 @@ def split_options(
 ) -> tuple[TranscriptionOptions, dict[str, Any]]:
     """Split options into transcription options and decoding options.
 
-    audio: The audio config of a model. Its defaults apply to options that are not given.
+    audio: A model's audio config, whose defaults apply to options that are not given.
 
     Raises:
         InputError: An option does not exist, or does not accept its value.

@@ -1,13 +1,14 @@
-"""The logs (`runs/log.py`) of a folder of transcripts: a ledger of finished outputs, and logs of unfinished recordings.
+"""The logs (`runs/log.py`) of a transcript folder: a ledger of finished outputs, and a log per unfinished recording.
 
-Later runs skip the outputs in the ledger. Each of its records describes a recording: its path, size and modification
-time, a status, and for each output its name, its hash and a hash of its settings. A record with the status "writing" is
-on disk before the first output is written; "done" follows the last output. Each output has its own settings, so the
-ledger has none. An invalid line, such as one of a later version, affects only its recording.
+Later runs skip the outputs in the ledger. Each record in the ledger describes a recording. It contains the recording's
+path, size and modification time, a status, and the name, the hash and a hash of the settings for each output. A record
+with the status "writing" is on disk before the first output is written, and one with the status "done" follows the last
+output. Settings are stored for each output, so the ledger as a whole has none. An invalid line, such as one written by
+a later version, affects only its own recording.
 
-A later run continues an unfinished recording after its last complete window. The settings of its log are the state of
-the recording and a hash of everything that determines the text. Each record is a `ResumePoint` with the segments of one
-window. The log is removed when the transcript has been written.
+A later run continues an unfinished recording after the last complete window. The settings of a recording's log are the
+state of the recording and a hash of everything that determines the text. Each record is a `ResumePoint` with the
+segments of one window. The log is removed once the transcript has been written.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SEGMENT_FIELDS = {each.name for each in fields(Segment)} - {"from_draft"}
 
 
 class Source(NamedTuple):
-    """The state of a recording when a run began. path: relative to the folder of transcripts."""
+    """The state of a recording when a run began. path: relative to the transcript folder."""
 
     path: str
     size: int
@@ -39,19 +40,19 @@ class Source(NamedTuple):
 
 
 class Written(NamedTuple):
-    """An output of a run. settings: a hash of everything that determines its content, except the recording."""
+    """An output of a run. settings: a hash of everything that determines its contents, except the recording."""
 
     settings: str
     sha256: str
 
 
 class Ledger:
-    """The finished outputs of a folder. log: the open log, with `LOG_FORMAT`."""
+    """The finished outputs in a folder. log: the open log, in `LOG_FORMAT`."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._finished: dict[str, tuple[Source, str]] = {}  # by output: its recording and settings
-        self._written: set[tuple[str, str]] = set()  # outputs, each with a hash of a content that a run has written
+        self._finished: dict[str, tuple[Source, str]] = {}  # output -> its recording and settings
+        self._written: set[tuple[str, str]] = set()  # outputs, each with the hash of contents that a run has written
         for record in log.records(parse_outputs):
             self._add(*record)
 
@@ -60,11 +61,11 @@ class Ledger:
         return self._finished.get(folded(output))
 
     def has_written(self, output: str, sha256: str) -> bool:
-        """Return whether a run has written this content."""
+        """Return whether a run has written an output with these contents."""
         return (folded(output), sha256) in self._written
 
     def begin(self, source: Source, outputs: Mapping[str, Written]) -> None:
-        """Record the outputs before they are written, so that a later run may replace them."""
+        """Record outputs before they are written, so that a later run may replace them."""
         self._append(source, outputs, WRITING)
 
     def finish(self, source: Source, outputs: Mapping[str, Written]) -> None:
@@ -86,7 +87,7 @@ class Ledger:
 
 
 def finished_outputs(path: Path) -> dict[str, str]:
-    """Return the complete outputs in a ledger, each with the path of its recording. Does not lock the ledger."""
+    """Return the complete outputs in a ledger, with the paths of their recordings. Does not lock the ledger."""
     finished: dict[str, str] = {}
     with suppress(OSError), path.open("rb") as file:
         for record in map(parse_outputs, file):
@@ -101,9 +102,10 @@ def finished_outputs(path: Path) -> dict[str, str]:
 
 
 def parse_outputs(line: bytes) -> tuple[Source, dict[str, Written], str] | None:
-    """Return the recording, the outputs and the status of a line.
+    """Parse a line, and return its recording, outputs and status.
 
-    An invalid line has no outputs. The result is None if the line is incomplete, as the last one may be.
+    For an invalid line, there are no outputs. If the line is incomplete, which the last line may be, the result is
+    None.
     """
     if not line.endswith(b"\n"):
         return None
@@ -119,11 +121,11 @@ def parse_outputs(line: bytes) -> tuple[Source, dict[str, Written], str] | None:
 
 
 class ResumptionLogs:
-    """The logs of one folder. Close them at the end of the run.
+    """The logs of the unfinished recordings in one folder. Close them at the end of the run.
 
     Args:
-        folder: The folder of transcripts. This run has locked its ledger.
-        settings: A hash of everything that determines the texts, except their recordings.
+        folder: The transcript folder. This run must have locked its ledger.
+        settings: A hash of everything that determines the texts, except the recordings.
     """
 
     def __init__(self, folder: Path, settings: str) -> None:
@@ -132,11 +134,11 @@ class ResumptionLogs:
         self._open: dict[Source, tuple[ExitStack, Log, ResumePoint | None]] = {}
 
     def resume_point(self, source: Source) -> ResumePoint | None:
-        """Return where to continue, or None to begin. Raises `InputError`."""
+        """Return the point from which to continue, or None to start at the beginning. Raises `InputError`."""
         return self._opened(source)[2] if self._path(source).exists() else None
 
     def append(self, source: Source, point: ResumePoint) -> None:
-        """Record a point after another window. Raises `InputError` if it cannot be written."""
+        """Record the point after another window. Raises `InputError` if the point cannot be written."""
         stack, log, last = self._opened(source)
         if last is not None and (last.clip, last.seek) == (point.clip, point.seek):
             return
@@ -189,7 +191,7 @@ def segment_fields(segment: Segment) -> dict[str, Any]:
 
 
 def parse_point(line: bytes) -> ResumePoint | None:
-    """Return a point with the segments of its window only; None for a damaged record."""
+    """Return a point with only the segments of its own window, or None for a damaged record."""
     record = parse_line(line)
     try:
         segments = [parse_segment(each) for each in record["segments"]]

@@ -1,4 +1,4 @@
-"""Finds the recordings for the paths of a command line, and names their outputs."""
+"""Finds the recordings for the paths on a command line, and names their outputs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ NAMES = (
     " mka mkv mov mp2 mp3 mp4 mpa mpeg mpg mpga mts mxf oga ogg ogv ogx opus spx tod tta vob voc w64 wav wave weba webm"
     " wma wmv wv"
 )
-SUFFIXES = frozenset(f".{name}" for name in NAMES.split())  # without .ts, which is more often TypeScript
+SUFFIXES = frozenset(f".{name}" for name in NAMES.split())  # without .ts, because such files are more often TypeScript
 ICLOUD = ".icloud"
-MAX_STEM_BYTES = 255 - len("..partial-12345678") - len(".json")  # leaves space for the name of a temporary file
+MAX_STEM_BYTES = 255 - len("..partial-12345678") - len(".json")  # leaves room for the name of a temporary file
 
 
 def recordings_in(paths: Sequence[str], output: Path | None = None) -> list[str]:
-    """Replace folders by the recordings in them and in their subfolders, in sorted order.
+    """Replace each folder with the recordings in it and in its subfolders, in sorted order.
 
     output: A folder that is not searched, unless it is itself among the paths.
 
     Raises:
-        InputError: A folder has no recordings.
+        InputError: A folder contains no recordings.
     """
     found: list[str] = []
     for path in paths:
@@ -45,8 +45,8 @@ def recordings_in(paths: Sequence[str], output: Path | None = None) -> list[str]
 def search(folder: str, output: Path | None) -> Iterator[str]:
     """Yield the recordings in a folder, then those in its subfolders.
 
-    Hidden files are skipped. Folders are searched only once, because links may form loops. Unreadable folders and
-    placeholders of recordings in iCloud are yielded, so that opening them reports an error.
+    Hidden files are skipped. Each folder is searched only once, because links may form loops. Unreadable folders and
+    the placeholders of recordings in iCloud are also yielded, so that opening them reports an error.
     """
     seen = {identity(each) for each in (folder, output) if each is not None and os.path.isdir(each)}
     waiting = [folder]
@@ -67,7 +67,7 @@ def search(folder: str, output: Path | None) -> Iterator[str]:
             except PermissionError:
                 yield entry.path
                 continue
-            except OSError:  # a loop of links
+            except OSError:  # for example, a loop of links
                 own = None
             if own is None:
                 name = entry.name.removesuffix(ICLOUD)
@@ -80,7 +80,7 @@ def search(folder: str, output: Path | None) -> Iterator[str]:
 
 
 def is_placeholder(name: str) -> bool:
-    """Whether a file is the placeholder of a file that macOS has moved to iCloud, such as .talk.m4a.icloud."""
+    """Whether `name` belongs to the placeholder of a file that macOS has moved to iCloud, such as .talk.m4a.icloud."""
     return name.startswith(".") and name.endswith(ICLOUD) and len(name) > len(ICLOUD) + 1
 
 
@@ -90,7 +90,7 @@ def identity(path: str | Path, follows: bool = True) -> tuple[int, int]:
 
 
 def without_repeats(recordings: Sequence[str]) -> list[str]:
-    """Remove repeated recordings, including those with another path. A link counts as another recording."""
+    """Remove repeated recordings, even if their paths differ. A link counts as a separate recording."""
     first: dict[object, str] = {}
     for each in recordings:
         path = place(each)
@@ -100,18 +100,20 @@ def without_repeats(recordings: Sequence[str]) -> list[str]:
 
 
 def place(path: str | Path) -> Path:
-    """Return an absolute path without links in its folders. The last part may be a link."""
+    """Return the absolute path, with links among its folders resolved. The last part may be a link."""
     return Path(os.path.realpath(os.path.dirname(path) or "."), os.path.basename(path))
 
 
 def output_names(recordings: Sequence[str], finished: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """Return the names of the outputs of each recording, without the suffix of the format.
+    """Return the output name for each recording, without the suffix of the format.
 
-    The name is the stem of the recording. Recordings with the same stem keep their suffix; if that is not enough, their
-    path below the folder that all recordings share, or both. Names that differ only in case or Unicode normalization
-    count as equal. Names depend on the set of recordings, but not on their order. Long names are shortened.
+    Usually, the name is the recording's stem. Recordings with the same stem keep their suffix or, if the names are
+    still not unique, their path below the folder that all recordings share, or both. Names that differ only in case or
+    Unicode normalization count as equal. The names depend on the set of recordings, but not on their order. Long names
+    are shortened.
 
-    finished: The names of the complete outputs, by recording. They do not change; later recordings get other names.
+    finished: The names of the complete outputs, by recording. These names are kept, and other recordings are given
+        different names.
     """
     paths = [place(each) for each in recordings]
     shared = os.path.commonpath([path.parent for path in paths])
@@ -119,7 +121,7 @@ def output_names(recordings: Sequence[str], finished: Mapping[str, str] = Mappin
     stems = [folded(path.stem) for path in relative]
     levels = dict.fromkeys(stems, 0)
     names: list[str] = []
-    # First the names of an uninterrupted run, then other names for outputs that would replace finished ones
+    # First, choose the names of an uninterrupted run, then other names for outputs that would replace finished ones
     for kept in ({}, finished):
         repeated = set(stems)
         while repeated:
@@ -139,13 +141,13 @@ def output_names(recordings: Sequence[str], finished: Mapping[str, str] = Mappin
 
 
 def fitting(name: str) -> str:
-    """Shorten the last part of a path if it is too long for a file name, and add a hash so that it stays unique."""
+    """Shorten the last part of a path if it is too long for a file name, and add a hash to keep it unique."""
     folder, base = os.path.split(name)
     content = os.fsencode(base)
     if len(content) <= MAX_STEM_BYTES:
         return name
     end = MAX_STEM_BYTES - 9
-    while content[end] & 0xC0 == 0x80:  # within a character
+    while content[end] & 0xC0 == 0x80:  # in the middle of a character
         end -= 1
     return os.path.join(folder, with_hash(base, os.fsdecode(content[:end])))
 

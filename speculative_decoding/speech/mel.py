@@ -1,7 +1,7 @@
 """Whisper's front end: the log-mel frames of openai-whisper (audio.py, `log_mel_spectrogram`).
 
-A frame depends on 25 ms of audio only. Whisper then scales all frames by the largest value of the whole recording; see
-`normalized`.
+Each frame depends on only 25 ms of audio. Whisper then scales all frames by the largest value in the whole recording;
+see `normalized`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from .audio_file import SAMPLE_RATE, Samples
 
 FFT_SAMPLES = 400
-HOP_SAMPLES = 160  # between frames: 100 frames per second
-SILENCE = -10.0  # log10 of the smallest power
-RANGE = 8.0  # powers are clipped to this many orders of magnitude below the largest one
+HOP_SAMPLES = 160  # between the starts of frames, for 100 frames per second
+SILENCE = -10.0  # log10 of the minimum power
+RANGE = 8.0  # smaller powers are raised to this many orders of magnitude below the largest one
 
 Frames = NDArray[np.float32]  # (frames, mel bins)
 
@@ -26,20 +26,21 @@ class LogMel:
 
     Frame t is centered at sample 160 t. The start of the signal is padded with its mirror image, as in torch.stft.
 
-    num_mel_bins: 80, or 128 for large-v3. With several numbers, frames contain the bins of each, side by side.
+    num_mel_bins: 80, or 128 for large-v3. If there are several numbers, each frame contains the bins for each of them,
+        side by side.
     """
 
     def __init__(self, num_mel_bins: Sequence[int]) -> None:
         self._filters = np.concatenate([mel_filters(bins) for bins in num_mel_bins], axis=1)
-        # Rounded as in torch.hann_window, because other rounding changes the weakest bins
+        # Rounded as in torch.hann_window, because a different rounding would change the weakest bins
         self._window = np.float32(0.5) - np.float32(0.5) * np.cos(
             np.arange(FFT_SAMPLES, dtype=np.float32) * np.float32(2 * np.pi / FFT_SAMPLES)
         )
-        self._pending = np.empty(0, np.float32)  # samples of frames that are not complete yet
+        self._pending = np.empty(0, np.float32)  # samples for frames that are not complete yet
         self._has_mirror = False
 
     def append(self, samples: Samples) -> Frames:
-        """Add samples, and return the frames that they complete, (frames, bins)."""
+        """Add samples, and return the frames (frames, bins) that they complete."""
         self._pending = np.concatenate([self._pending, samples])
         half = FFT_SAMPLES // 2
         if not self._has_mirror and len(self._pending) > half:
@@ -56,12 +57,12 @@ class LogMel:
         return frames
 
     def finish(self) -> Frames:
-        """Return the last frames, which contain the end of the signal and silence after it."""
+        """Return the last frames, which contain the end of the signal, followed by silence."""
         return self.append(np.zeros(FFT_SAMPLES, np.float32))
 
 
 def normalized(frames: Frames, largest: float) -> Frames:
-    """Scale log-mel frames as Whisper does. largest: the largest value of the whole recording."""
+    """Scale log-mel frames as Whisper does. largest: the largest value in the whole recording."""
     return (np.maximum(frames, np.float32(largest - RANGE)) + np.float32(4)) / np.float32(4)
 
 

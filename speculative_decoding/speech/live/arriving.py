@@ -1,4 +1,4 @@
-"""Reads speech that arrives in chunks: converts chunks to samples, and reads ahead in a thread."""
+"""Reads speech that arrives in chunks: converts the chunks to samples, and reads ahead in a thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...errors import InputError
 from ...sampling.options import short_repr
 from ..audio_file import BLOCK_SAMPLES, SAMPLE_RATE, AudioArray, Samples, scaled
 
-MAX_KEPT = 28 * SAMPLE_RATE  # samples: the longest window
+MAX_KEPT = 28 * SAMPLE_RATE  # in samples; the length of the longest window
 
 Chunk = bytes | NDArray[np.float32] | NDArray[np.int16]
 
@@ -20,11 +20,11 @@ Chunk = bytes | NDArray[np.float32] | NDArray[np.int16]
 def samples_of(chunks: Iterable[Chunk]) -> Generator[Samples]:
     """Yield the samples of chunks, in blocks of at most 10 seconds. An empty chunk yields an empty block.
 
-    chunks: Arrays of samples at 16 kHz, floats from -1 to 1 or integers; or bytes of signed 16-bit little-endian PCM.
-        A sample may span two chunks of bytes.
+    chunks: Arrays of samples at 16 kHz (floats from -1 to 1, or integers), or bytes of signed 16-bit little-endian PCM.
+        A sample may be split between two chunks of bytes.
 
     Raises:
-        InputError: A chunk has another type, or its samples cannot be used.
+        InputError: A chunk is of a different type, or its samples cannot be used.
     """
     odd = b""
     for chunk in chunks:
@@ -42,9 +42,9 @@ def samples_of(chunks: Iterable[Chunk]) -> Generator[Samples]:
 
 
 class Arriving:
-    """Iterates over speech while a thread reads it. Each item is all the audio that has arrived since the last item.
+    """Iterates over speech while a thread reads it. Each item is all the audio that has arrived since the previous one.
 
-    An error of the source is raised after the audio before it.
+    If the source raises an error, the audio before the error is yielded first.
 
     Args:
         chunks: See `samples_of`. They are read in the thread.
@@ -52,13 +52,13 @@ class Arriving:
             microphone cannot wait: chunks that do not fit into the buffer are dropped and counted.
 
     Attributes:
-        dropped_samples: How many samples have been dropped.
+        dropped_samples: The number of samples that have been dropped.
     """
 
     def __init__(self, chunks: Iterable[Chunk], *, can_wait: bool = True) -> None:
         self.dropped_samples = 0
         self._can_wait = can_wait
-        self._kept = np.empty(MAX_KEPT, np.float32)  # the first `_size` samples
+        self._kept = np.empty(MAX_KEPT, np.float32)  # the buffer; its first `_size` samples are in use
         self._size = 0
         self._error: BaseException | None = None
         self._has_ended = False
@@ -95,7 +95,7 @@ class Arriving:
             for samples in samples_of(chunks):
                 if not self._keep(samples):
                     break
-        except BaseException as found:  # includes SystemExit, which would end only this thread
+        except BaseException as found:  # also SystemExit, which would otherwise end only this thread
             error = found
         with self._changed:
             self._error = error
@@ -103,7 +103,7 @@ class Arriving:
             self._changed.notify_all()
 
     def _keep(self, samples: Samples) -> bool:
-        """Add samples to the buffer. Returns whether to continue reading."""
+        """Add samples to the buffer. Returns whether reading should continue."""
         with self._changed:
             if self._can_wait:
                 self._changed.wait_for(lambda: self._has_room(samples) or self._is_closed)

@@ -27,7 +27,7 @@ from .sources import MICROPHONE, LiveSource
 from .stream import OPTIONS
 from .update import LiveUpdate
 
-STOPPED = 130  # exit status, as after Ctrl-C in other commands
+STOPPED = 130  # exit status after Ctrl-C, the same as for other commands
 LIVE = (
     f"transcribe speech while it arrives: from {MICROPHONE} or {MICROPHONE}:DEVICE; from a file, at the speed of its "
     "sound; or from standard input (-), as PCM (signed 16-bit little-endian, 16 kHz, mono)"
@@ -53,7 +53,7 @@ def require_live_flags(given: Mapping[str, Any]) -> None:
     suitable = {each.name for record in records for each in fields(record)} | DECODING.keys() - {"num_beams"}
     suitable |= {*OPTIONS, "audio_track", "baseline", "stats_json"}
     for name, value in given.items():
-        if name not in suitable and value != []:  # [] are the files of a command without any
+        if name not in suitable and value != []:  # the list of files is [] if none is named
             raise InputError(Message("has no effect with {live}"), name, "leave it out")
 
 
@@ -92,7 +92,7 @@ def transcribe_live(
 
 
 class Speech:
-    """The chunks of a source until it ends, fails or is stopped by Ctrl-C. All text before that becomes final."""
+    """The chunks of a source, until it ends or fails or Ctrl-C is pressed. All text before that point becomes final."""
 
     def __init__(self, chunks: Iterable[Chunk], is_stopped: Callable[[], bool]) -> None:
         self.error: InputError | None = None
@@ -130,7 +130,7 @@ class LiveOutput:
                     display.show(update)
 
     def _notes(self, update: LiveUpdate) -> Iterator[str]:
-        """Yield the lines for standard error, each of them once."""
+        """Yield notes for standard error, each of them only once."""
         notes = []
         if self.shows_language and update.final:
             notes.append(f"detected language: {update.language}")
@@ -165,6 +165,6 @@ class LiveOutput:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the statistics for JSON."""
+        """Return the statistics as values for JSON."""
         counts = {name: getattr(self, name) for name in ("hypotheses", "busy_seconds", "dropped_seconds")}
         return {"audio_seconds": self.seconds} | counts | self.stats.as_dict()

@@ -1,4 +1,4 @@
-"""Shows live text: in a terminal, pending text is dim and rewritten in place; in a pipe, each change is a JSON line."""
+"""Shows live text. In a terminal, pending text is dim and rewritten in place. In a pipe, each change is a JSON line."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class JsonLines:
             print(json.dumps({"final": update.final, "pending": update.pending}), file=self._file, flush=True)
 
     def close(self) -> None:
-        """Do nothing: each line is complete."""
+        """Do nothing, because each line is already complete."""
 
 
 class TerminalText:
-    """Writes text as one paragraph, wrapped to the width of the terminal. Final text is written once.
+    """Writes text as one paragraph, wrapped to the width of the terminal. Final text is written only once.
 
-    size: Returns the columns and lines of the terminal.
+    size: Returns the numbers of columns and lines of the terminal.
     """
 
     def __init__(self, file: TextIO, size: Callable[[], tuple[int, int]] = shutil.get_terminal_size) -> None:
         self._file = file
         self._size = size
-        self._column = 0  # where the final text ends
+        self._column = 0  # the column at which the final text ends
         self._pending = ""
-        self._breaks = 0  # between the end of the final text and the cursor
+        self._breaks = 0  # the number of line breaks between the end of the final text and the cursor
 
     def show(self, update: LiveUpdate) -> None:
         if update.final or update.pending != self._pending:
@@ -63,7 +63,7 @@ class TerminalText:
         up = f"\x1b[{self._breaks}A" if self._breaks else ""
         right = f"\x1b[{self._column}C" if self._column else ""
         own, self._column = wrapped(visible(final), self._column, columns)
-        # The cursor cannot return to the end of the final text if that has scrolled off the screen
+        # The cursor cannot return to the end of the final text once that end has scrolled off the screen
         rest = wrapped(visible(pending), self._column, columns)[0].split("\n")[:lines]
         self._pending, self._breaks = pending, len(rest) - 1
         shown = "\n".join(rest)
@@ -72,11 +72,11 @@ class TerminalText:
 
 
 def wrapped(text: str, column: int, columns: int) -> tuple[str, int]:
-    """Wrap a text that starts at a column. Returns the text with line breaks, and the column at its end.
+    """Wrap text that starts at a given column. Returns the text with line breaks, and the column at its end.
 
-    The last column stays empty, because terminals differ in where they put the cursor after it.
+    The terminal's last column stays empty, because terminals differ in where they place the cursor after it.
     """
-    width = max(columns - 1, 2)  # a wide character takes two
+    width = max(columns - 1, 2)  # a wide character takes up two columns
     written = ""
     for space, word in re.findall(r"(\s*)(\S*)", text):
         gap = " " if space and column else ""

@@ -1,13 +1,13 @@
 """Detects the format of a recording from its first bytes, so that a file is not decoded as raw samples.
 
-FFmpeg's probes are not suitable: for most noise they report some format, with a low score.
+FFmpeg's probes are not suitable, because they report some format, with a low score, for most noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-MARKS = {  # offsets and bytes, from the specifications of the formats
+MARKS = {  # format -> offsets and bytes, from the format's specification
     "a WAV file": ((0, b"RIFF"), (0, b"RIFX"), (0, b"RF64"), (0, b"riff.\x91\xcf\x11")),
     "Ogg": ((0, b"OggS"),),
     "Matroska or WebM": ((0, b"\x1aE\xdf\xa3"),),
@@ -23,8 +23,8 @@ MARKS = {  # offsets and bytes, from the specifications of the formats
 }
 MARK_BYTES = 12  # long enough for every mark
 HEADER_BYTES = 8
-HEADERS = 3  # in a row; a single one may occur in raw samples
-MPEG_HALVINGS = {3: 0, 2: 1, 0: 2}  # of the sample rate, by the bits of the version: 1, 2, 2.5
+HEADERS = 3  # number in a row; a single header may occur in raw samples
+MPEG_HALVINGS = {3: 0, 2: 1, 0: 2}  # of the sample rate, by the version's bits (versions 1, 2 and 2.5)
 MPEG_RATES = (44100, 48000, 32000)
 MPEG_1_KBITS = {  # by layer
     3: (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
@@ -46,9 +46,9 @@ def format_of(begin: bytes) -> str | None:
 
 
 def has_frames(begin: bytes, size_of: Callable[[bytes], int]) -> bool | None:
-    """Whether bytes are consecutive frames, each with a header; None if more bytes are needed.
+    """Whether bytes consist of consecutive frames, each with a header; None if more bytes are needed.
 
-    size_of: Returns the size of the frame with this header, or 0 if the bytes are not a header.
+    size_of: Returns the size of the frame with a given header, or 0 if the bytes are not a header.
     """
     position = 0
     for _ in range(HEADERS):
@@ -62,7 +62,7 @@ def has_frames(begin: bytes, size_of: Callable[[bytes], int]) -> bool | None:
 
 
 def mpeg_frame(header: bytes) -> int:
-    """Return the size of a frame of MPEG audio, layer 2 or 3 (ISO 11172-3, 13818-3); see `has_frames`."""
+    """Return the size of an MPEG audio frame, layer 2 or 3 (ISO 11172-3, 13818-3); see `has_frames`."""
     version, layer = header[1] >> 3 & 3, 4 - (header[1] >> 1 & 3)
     index, rate = (header[2] >> 4) - 1, header[2] >> 2 & 3
     is_sync = header[0] == 0xFF and header[1] >> 5 == 7
@@ -75,7 +75,7 @@ def mpeg_frame(header: bytes) -> int:
 
 
 def adts_frame(header: bytes) -> int:
-    """Return the size of a frame of AAC with ADTS headers (ISO 13818-7); see `has_frames`."""
+    """Return the size of an AAC frame with an ADTS header (ISO 13818-7); see `has_frames`."""
     if header[0] != 0xFF or header[1] & 0xF6 != 0xF0 or header[2] >> 2 & 15 > 12:
         return 0
     size = (header[3] & 3) << 11 | header[4] << 3 | header[5] >> 5
@@ -83,8 +83,8 @@ def adts_frame(header: bytes) -> int:
 
 
 def ts_packet(header: bytes) -> int:
-    """Return the size of a packet of an MPEG transport stream (ISO 13818-1); see `has_frames`."""
-    has_content = header[3] >> 4 & 3 != 0  # false for a constant signal
+    """Return the size of an MPEG transport stream packet (ISO 13818-1); see `has_frames`."""
+    has_content = header[3] >> 4 & 3 != 0  # false for a constant raw signal
     return TS_PACKET if header[0] == 0x47 and has_content else 0
 
 

@@ -1,4 +1,4 @@
-"""A hypothesis: the output for a window of live speech, with its words and segments. It is the next one's draft."""
+"""A hypothesis: the output for a window of live speech, with words and segments. It is the draft of the next one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .agreement import HypothesisWord
 
 
 class SegmentEnd(NamedTuple):
-    """The end of a segment: the numbers of words and tokens of the hypothesis up to it, and its frame in the stream."""
+    """The end of a segment: the numbers of the hypothesis's words and tokens up to it, and its frame in the stream."""
 
     num_words: int
     num_tokens: int
@@ -29,7 +29,7 @@ class Hypothesis:
         start: The first frame of the window, counted from the start of the stream.
         tokens: Text and timestamps, without the end token.
         words: The words, in order.
-        ends: The ends of its segments, in order. An unfinished last segment has none.
+        ends: The ends of the segments, in order, except for an unfinished last segment.
     """
 
     start: int
@@ -59,7 +59,7 @@ class Hypothesis:
         return cls(start, tokens, words, ends)
 
     def after(self, num_tokens: int) -> Hypothesis:
-        """Return the tokens after the first `num_tokens`, as a draft. `Agreement` keeps the words."""
+        """Return only the tokens after the first `num_tokens`, for use as a draft. `Agreement` keeps the words."""
         return Hypothesis(self.start, self.tokens[num_tokens:], (), ())
 
 
@@ -69,7 +69,7 @@ def hypothesis_words(words: Sequence[tuple[str, list[int]]], drafted: Iterator[b
 
 
 class LastHypothesis:
-    """The last hypothesis, with its times, as the draft text of the next one.
+    """The last hypothesis, with its times, for use as the draft text of the next one.
 
     Args:
         hypothesis: The part of the last hypothesis after the last cut.
@@ -81,5 +81,5 @@ class LastHypothesis:
         self._transcript.update([*hypothesis.tokens, text.audio.end], hypothesis.start / FRAMES_PER_SECOND)
 
     def window(self, tokens: Sequence[int], start: float, has_times: bool) -> WindowDraft:
-        """See `RecordingDraft`. The window and the text have the same start."""
+        """See `RecordingDraft`. The window and the text start at the same time."""
         return WindowDraft(self._transcript, 0, start if has_times else None)

@@ -1,4 +1,4 @@
-"""The audio of live speech: samples that have not been processed, and the frames of the current window."""
+"""The audio of live speech: samples that have not been processed yet, and the frames of the current window."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..audio_file import SAMPLE_RATE, Samples
 from ..mel import HOP_SAMPLES, SILENCE, LogMel
 from ..recording import audio_frames, each_model
 
-LOUDNESS_SAMPLES = SAMPLE_RATE // 50  # loudness is the root mean square of this many samples
+LOUDNESS_SAMPLES = SAMPLE_RATE // 50  # number of samples whose root mean square is the loudness
 SILENT = 10 ** (-60 / 20)  # -60 dBFS
 
 
 class LiveRecording:
-    """Live speech. Another thread may call `append` and `finish`; all other methods belong to one thread.
+    """Live speech. A second thread may call `append` and `finish`; all other methods must be called by a single thread.
 
     `process` computes the frames of the samples that have arrived. Frames are numbered from the start of the stream.
 
@@ -25,7 +25,7 @@ class LiveRecording:
 
     Attributes:
         is_finished: Whether no more samples will arrive.
-        num_processed: How many samples have been processed.
+        num_processed: The number of samples that have been processed.
     """
 
     def __init__(self, num_mel_bins: Sequence[int]) -> None:
@@ -36,7 +36,7 @@ class LiveRecording:
         self._bins = num_mel_bins
         self._log_mel = LogMel(num_mel_bins)
         self._frames = np.empty((0, sum(num_mel_bins)), np.float32)
-        self._first = 0  # the number of the first frame that is kept
+        self._first = 0  # the number of the first kept frame
 
     def append(self, samples: Samples) -> None:
         """Append samples, (N,) from -1 to 1, at 16 kHz."""
@@ -48,7 +48,7 @@ class LiveRecording:
 
     @property
     def waiting_seconds(self) -> float:
-        """The duration of the audio that has not been processed."""
+        """The duration of the audio that has not been processed yet."""
         return (self._num_arrived - self.num_processed) / SAMPLE_RATE
 
     @property
@@ -88,7 +88,7 @@ class LiveRecording:
     def window(self, start: int, count: int, length: int) -> AudioFrames:
         """Return frames that have not been dropped; see `Recording.window`.
 
-        They are scaled by their own largest value, because that of the whole recording is not known yet.
+        The frames are scaled by their own largest value, because that of the whole recording is not known yet.
         """
         kept = self._frames[start - self._first :][:count]
         frames = np.pad(kept, [(0, count - len(kept)), (0, 0)], constant_values=SILENCE)

@@ -15,7 +15,7 @@ from ..resampling import FrameResampler
 if TYPE_CHECKING:
     from av import AudioFrame
 
-BLOCK_SAMPLES = SAMPLE_RATE // 10  # per returned array, because many tiny arrays would need more memory
+BLOCK_SAMPLES = SAMPLE_RATE // 10  # length of a returned array; many tiny arrays would need more memory
 
 
 class Resampler:
@@ -31,7 +31,7 @@ class Resampler:
         self._resampler = FrameResampler(SAMPLE_RATE, BLOCK_SAMPLES)
 
     def append(self, samples: NDArray[np.int16]) -> Samples:
-        """Return the completed samples, (M,) from -1 to 1 at 16 kHz. samples: (N,), at least one."""
+        """Return the samples (M,) that can be computed, from -1 to 1 at 16 kHz. samples: (N,), at least one."""
         import av
 
         frame = av.AudioFrame.from_ndarray(samples[None], "s16", "mono")
@@ -39,7 +39,7 @@ class Resampler:
         return self._resampled(frame)
 
     def finish(self) -> Samples:
-        """Return the last samples. Nothing may be appended afterwards."""
+        """Return the last samples. No samples may be appended afterwards."""
         return self._resampled(None)
 
     def _resampled(self, frame: AudioFrame | None) -> Samples:

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 MICROPHONE = "microphone"  # or microphone:DEVICE
 PLAYED_SAMPLES = SAMPLE_RATE // 10
-POLL_SECONDS = 0.1  # how long Ctrl-C may wait for a silent pipe
+POLL_SECONDS = 0.1  # the time by which a silent pipe may delay Ctrl-C
 READ_BYTES = 1 << 16
 ALSA_FOLDER = "/usr/share/alsa"
 MACOS_PERMISSION = "allow this terminal in System Settings > Privacy & Security > Microphone, and start it again"
-IDLE_SECONDS = 0.01  # between two attempts to read from a device that has no data
+IDLE_SECONDS = 0.01  # the interval between attempts to read from a device that has no data
 
 
 class LiveSource(NamedTuple):
-    """A source of audio. Each chunk has at most a few seconds, and is empty while no audio is available.
+    """A source of audio. Each chunk is at most a few seconds long, and is empty while no audio is available.
 
     can_wait: See `Arriving`.
     """
@@ -44,7 +44,7 @@ class LiveSource(NamedTuple):
 def open_live(source: str, speed: float | None = None, track: int | None = None) -> LiveSource:
     """Open standard input (-), a microphone (microphone or microphone:DEVICE), or an audio file.
 
-    speed: How fast a file plays, as a multiple of real time (default: 1).
+    speed: The speed at which a file plays, as a multiple of real time (default: 1).
     track: See `audio_track`.
 
     Raises:
@@ -79,11 +79,11 @@ def standard_input() -> Iterator[bytes]:
 def pipe(descriptor: int) -> Iterator[bytes]:
     """Yield the bytes of standard input as they arrive, and b"" while there are none. Raises `InputError`.
 
-    The first bytes are held back until they show whether the input is PCM or a file of another format. As PCM, such a
-    file would be noise.
+    The first bytes are held back until they show whether the input is PCM or a file of another format, which would be
+    noise if it were read as PCM.
     """
     begin = b""
-    format = None  # None until it is known
+    format = None  # None until the format is known
     while True:
         chunk = b""
         if select.select([descriptor], [], [], POLL_SECONDS)[0]:
@@ -113,7 +113,7 @@ def played(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Samples]:
-    """Yield blocks of 0.1 seconds, each at the time at which it has been played. now, sleep: replaced in tests."""
+    """Yield blocks of 0.1 seconds, each when it would have been played to its end. now, sleep: replaced in tests."""
     start = now()
     position = 0
     for block in blocks:
@@ -128,24 +128,24 @@ def played(
 def microphone(device: str = "") -> Iterator[Chunk]:
     """Open a microphone; see `recorded`.
 
-    device: Its name or number on a Mac, its ALSA name on Linux (default: the system's default).
+    device: The microphone's name or number on a Mac, or its ALSA name on Linux (default: the system's default).
 
     Raises:
-        InputError: It cannot be opened, or PyAV is not installed.
+        InputError: The microphone cannot be opened, or PyAV is not installed.
     """
     if not find_spec("av"):
         raise InputError(f"{MICROPHONE} needs the package av", "live", f"run {INSTALL}")
     if sys.platform == "darwin":
         return recorded(f":{device or 'default'}", "avfoundation", MACOS_PERMISSION)
     if not {"ALSA_CONFIG_DIR", "ALSA_CONFIG_PATH"} & os.environ.keys() and os.path.isdir(ALSA_FOLDER):
-        os.environ["ALSA_CONFIG_DIR"] = ALSA_FOLDER  # PyAV's wheels contain ALSA without its configuration
+        os.environ["ALSA_CONFIG_DIR"] = ALSA_FOLDER  # PyAV's wheels contain ALSA, but not its configuration
     return recorded(device or "default", "alsa", f"name one that `arecord -L` lists as {MICROPHONE}:DEVICE")
 
 
 def recorded(device: str, format: str, way_out: str) -> Iterator[Chunk]:
     """Open a device, and return its audio as mono samples at 16 kHz. Raises `InputError`.
 
-    format: FFmpeg's name of the device's driver.
+    format: FFmpeg's name for the device's driver.
     """
     import av
 
@@ -158,7 +158,7 @@ def recorded(device: str, format: str, way_out: str) -> Iterator[Chunk]:
 
 
 def device_samples(container: InputContainer, name: str) -> Iterator[Chunk]:
-    """Yield the audio of a device, and b"" while there is none. Raises `InputError` if the device fails."""
+    """Yield the audio from a device, and b"" while there is none. Raises `InputError` if the device fails."""
     import av
 
     resampler = FrameResampler(SAMPLE_RATE)
@@ -175,7 +175,7 @@ def device_samples(container: InputContainer, name: str) -> Iterator[Chunk]:
 
 
 def frames(container: InputContainer) -> Iterator[AudioFrame | None]:
-    """Yield the frames of a device, and None whenever avfoundation has no data yet."""
+    """Yield the frames from a device, and None whenever avfoundation has no data yet."""
     while True:
         try:
             yield from container.decode(audio=0)

@@ -1,9 +1,9 @@
-"""A stream of live speech: which window is decoded next, and which text is final.
+"""A stream of live speech, which determines the window to decode next and the text that is final.
 
-A window starts where the last final segment ends, and contains all audio since then. As it grows, it is decoded again
-and again: `next_attempt` computes the frames of the samples that have arrived and returns how to decode the window, and
-`add` receives the output. `add` makes words final (agreement.py), keeps the output as the draft of the next one
-(hypothesis.py), and cuts the window after a final segment. This module does not know the engine.
+A window starts where the last final segment ends, and contains all audio since then. As the window grows, it is decoded
+again and again: `next_attempt` computes the frames of the samples that have arrived and returns an `Attempt` to decode
+the window, and `add` receives the output. `add` makes words final (agreement.py), keeps the output as the draft of the
+next one (hypothesis.py), and cuts the window after a final segment. This module does not depend on the engine.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .hypothesis import Hypothesis, LastHypothesis
 from .recording import LiveRecording
 from .update import LiveUpdate, Piece, merge_pieces
 
-LONGEST = 28 / 30  # of the model's window; a window of this length is cut, even if its text is not final
-USUAL = 15 / 30  # of the model's window
-KEPT_FRAMES = FRAMES_PER_SECOND // 2  # of silence, kept before a window because speech may begin in it
-SKIPPED_FRAMES = 3 * FRAMES_PER_SECOND  # a window is cut if this many frames at its end have no text
+LONGEST = 28 / 30  # part of the model's window; a window of this length is cut, even if its text is not final
+USUAL = 15 / 30  # part of the model's window
+KEPT_FRAMES = FRAMES_PER_SECOND // 2  # of silence that are kept before a window, because speech may begin in them
+SKIPPED_FRAMES = 3 * FRAMES_PER_SECOND  # a window is cut if this many frames at its end contain no text
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "।", "؟")  # noqa: RUF001
 MAX_CONTEXT_WORDS = 60
 
@@ -40,17 +40,17 @@ EVERY = Number(0.1, 10)  # seconds
 
 
 class LiveStream:
-    """A stream of live speech. Another thread may call `append` and `finish`.
+    """A stream of live speech. A second thread may call `append` and `finish`.
 
     Args:
-        requests: The requests for its windows, with the given draft texts. The language is "" if it must be detected.
+        requests: Makes the requests for windows, with the given draft texts. The language is "" if it must be detected.
         num_mel_bins: See `LiveRecording`.
         every: The minimum number of seconds of new audio for the next hypothesis.
 
     Attributes:
-        number: Set by the scheduler that decodes it.
-        requests: The requests for the current window. Their draft texts include the last hypothesis.
-        window: The window that was decoded last, or is being decoded.
+        number: The number of the stream, set by the scheduler that decodes it.
+        requests: Makes the requests for the current window. The draft texts include the last hypothesis.
+        window: The window that is being decoded, or was decoded last.
         is_done: Whether the last update has been returned.
     """
 
@@ -62,20 +62,20 @@ class LiveStream:
         self.window: Window | None = None
         self.is_done = False
         self._given = requests.drafts
-        self._has_language = bool(requests.language)  # otherwise each window detects it until some text is final
-        self._last: Hypothesis | None = None  # its part from the start of the window on
-        self._transcript: list[int] = []  # text tokens before the window; empty without given draft texts
+        self._has_language = bool(requests.language)  # if not, it is detected in each window until text is final
+        self._last: Hypothesis | None = None  # only the part that starts with the window
+        self._transcript: list[int] = []  # text tokens before the window; empty if no draft texts are given
         text = self._text = requests.text
         self._every = every
         self._longest = int(LONGEST * text.audio.window_frames)
         self._usual = int(USUAL * text.audio.window_frames)
         self._recording = LiveRecording(num_mel_bins)
         self._start = 0  # the first frame of the window
-        self._is_settled = True  # whether the last hypothesis covers the silence after all speech so far
+        self._is_settled = True  # whether the last hypothesis also covers silence after all speech
         self._is_loud = False
         self._agreement = Agreement()
-        self._covered = 0  # the end of the last hypothesis's window, as a frame
-        self._written = 0  # the end of the first window whose hypothesis contains the last final word
+        self._covered = 0  # the frame at which the last hypothesis's window ends
+        self._written = 0  # the frame at the end of the first window whose hypothesis contains the last final word
         self._initial = text.initial_prompt(requests.options.initial_prompt)
         self._context: list[HypothesisWord] = []  # final words before the window
 
@@ -84,7 +84,7 @@ class LiveStream:
         self._recording.append(samples)
 
     def finish(self) -> None:
-        """End the stream. All text becomes final when the audio so far has been decoded."""
+        """End the stream. All text becomes final once the audio that has arrived is decoded."""
         self._recording.finish()
 
     @property
@@ -98,7 +98,7 @@ class LiveStream:
         return not self.is_done and (self._recording.is_finished or self.waiting_seconds >= self._every)
 
     def next_attempt(self) -> Attempt | LiveUpdate | None:
-        """Process the samples that have arrived, and return how to decode the window.
+        """Process the samples that have arrived, and return an attempt to decode the window.
 
         If there is nothing to decode, return None, or the last update if the stream has ended.
         """
@@ -138,7 +138,7 @@ class LiveStream:
         window, language = self.window, self.requests.language
         assert window is not None
         self._last = Hypothesis.of(window.seek, decoded.tokens, decoded.from_draft, self._text, language)
-        if has_no_speech(decoded, self.requests.options):  # drops the words, but keeps the tokens as a draft
+        if has_no_speech(decoded, self.requests.options):  # drop the words, but keep the tokens as a draft
             self._last = self._last.after(0)
         final = self._agreement.add(self._last.words)
         self._written = self._covered if final else self._written
@@ -160,14 +160,14 @@ class LiveStream:
         """Cut a long window after a final segment, or any window after its final text if no text follows for 3 seconds.
 
         After a cut, the window has the usual length if possible, because context improves recognition. Speech that a
-        hypothesis leaves out is recognized only at the start of a window without a prompt, because with a prompt the
-        model tends to repeat the prompt. A model often gives the end of the window as the end of the last segment, so
-        no cut is later than the end of the first window whose hypothesis contains the last final word.
+        hypothesis leaves out is recognized only at the start of a window without a prompt, because a model tends to
+        repeat its prompt. Because a model often outputs the end of the window as the end of the last segment, no cut is
+        made after the end of the first window whose hypothesis contains the last final word.
         """
         assert self._last is not None
         num_words, num_final = len(self._last.words), self._agreement.num_final
         if self._agreement.leaves_out:
-            num_final = min(num_final, num_words - 1)  # final text continues after the last segment
+            num_final = min(num_final, num_words - 1)  # the final text continues after the last segment
         ends = [
             end._replace(frame=min(end.frame, self._written)) for end in self._last.ends if end.num_words <= num_final
         ]
@@ -181,7 +181,7 @@ class LiveStream:
             self._cut(*next((end for end in ends if self._covered - end.frame <= self._usual), ends[-1]))
 
     def _cut_by_force(self, window: Window) -> list[HypothesisWord]:
-        """Make the text final up to the end of the last segment, or all of it, and cut the window there.
+        """Make the text final up to the end of the last segment, or else all text, and cut the window there.
 
         Returns the words that become final.
         """
@@ -191,7 +191,7 @@ class LiveStream:
         if ends:
             self._cut(*ends[-1])
         else:
-            size = window.size if self._last.words else window.size - KEPT_FRAMES  # speech may begin at the end
+            size = window.size if self._last.words else window.size - KEPT_FRAMES  # speech may begin in these
             is_left_out = not final and self._written > window.seek + self._longest // 2
             self._cut(None, None, self._written if is_left_out else window.seek + size)
             self._context = []
@@ -200,12 +200,12 @@ class LiveStream:
     def _cut(self, num_words: int | None, num_tokens: int | None, frame: int) -> None:
         """Start the window at a frame, and remove the words and tokens before it from the last hypothesis.
 
-        num_words, num_tokens: How many are removed; None means all. They must be final.
+        num_words, num_tokens: The numbers to remove; None means all. What is removed must be final.
         """
         words = self._agreement.cut(num_words)
         self._last = None if self._last is None or num_tokens is None else self._last.after(num_tokens)
         self._context = [*last_sentence([*self._context, *words])][-MAX_CONTEXT_WORDS:]
-        if self._given:  # only they need it, and it grows with the stream
+        if self._given:  # only given draft texts need the transcript, and it grows with the stream
             self._transcript += [token for word in words for token in word.tokens]
         self._start = min(max(frame, self._start), self._recording.num_frames)
         self._recording.drop_before(self._start)
@@ -237,6 +237,6 @@ def text_of(words: Iterable[HypothesisWord]) -> str:
 
 
 def last_sentence(words: Sequence[HypothesisWord]) -> Sequence[HypothesisWord]:
-    """Return the words after the last end of a sentence before the last word."""
+    """Return the words after the last sentence end that precedes the last word."""
     ends = (i for i in range(len(words) - 1, 0, -1) if words[i - 1].text.rstrip().endswith(SENTENCE_ENDS))
     return words[next(ends, 0) :]

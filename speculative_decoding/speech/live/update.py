@@ -11,14 +11,14 @@ from ...decoding.results import GenerationStats
 
 
 class Piece(NamedTuple):
-    """A part of a text. from_draft: whether all of its tokens were accepted draft tokens."""
+    """A part of the text. from_draft: whether all of its tokens were accepted draft tokens."""
 
     text: str
     from_draft: bool
 
 
 def merge_pieces(pieces: Iterable[Piece]) -> list[Piece]:
-    """Join neighbors with the same `from_draft`."""
+    """Join adjacent pieces with the same `from_draft`."""
     runs = groupby(pieces, attrgetter("from_draft"))
     return [Piece("".join(piece.text for piece in run), from_draft) for from_draft, run in runs]
 
@@ -27,14 +27,15 @@ class LiveUpdate(NamedTuple):
     """The text after a hypothesis.
 
     Args:
-        final: The text that this update makes final, with its leading space. The transcript is all of them, joined.
+        final: The text that this update makes final, with its leading space. The `final` texts of all updates, joined,
+            are the transcript.
         pending: The rest of the last hypothesis, which may change.
         seconds: The duration of the audio so far.
-        stats: Counts and times of the hypothesis.
-        language: The language of the speech; None if it is not known yet.
+        stats: The counts and times for the hypothesis.
+        language: The language of the speech, or None if it is not known yet.
         is_last: Whether the input has ended and everything is final.
         pieces: The parts of `final`, in order.
-        error: Why the stream ended early, such as logits that are not finite.
+        error: The error that ended the stream early, such as logits that are not finite.
         number: The number of the stream.
     """
 
@@ -50,4 +51,4 @@ class LiveUpdate(NamedTuple):
 
     @property
     def result(self) -> None:
-        """Always None: unlike a recording, a stream has no result besides its updates."""
+        """Always None. Unlike a recording, a stream has no result other than its updates."""
