@@ -16,7 +16,7 @@ def has_subpackage(name: str) -> bool:
 
 
 def require_subpackage(name: str, field: str | None = None) -> None:
-    """Raise `InputError` about the option `field` if the folder of an optional subpackage was left out."""
+    """Raise `InputError` naming the option `field` if an optional subpackage's folder was left out."""
     if not has_subpackage(name):
         raise InputError(
             f"needs the folder speculative_decoding/{name}, which this copy lacks", field, "install the whole package"
@@ -24,11 +24,11 @@ def require_subpackage(name: str, field: str | None = None) -> None:
 
 
 def lazy_module(name: str, field: str) -> ModuleType:
-    """Stand for a module of an optional subpackage, whose functions are assigned as methods in the body of a class.
+    """Return a stand-in for a module of an optional subpackage. A class body assigns the module's functions as methods.
 
     Args:
-        name: The module, relative to this package.
-        field: The argument that an error is about if the subpackage was left out.
+        name: The module's name, relative to this package.
+        field: The argument that the error names if the subpackage was left out.
     """
     module = ModuleType(name)
     module.__getattr__ = partial(LazyMethod, name, field)  # type: ignore[method-assign]  # PEP 562
@@ -36,7 +36,7 @@ def lazy_module(name: str, field: str) -> ModuleType:
 
 
 class LazyMethod(NamedTuple):
-    """A function of a `lazy_module` as a method. The first access imports the module, so `help` shows the function."""
+    """A method that is a function of a `lazy_module`. Accessing it imports the module, so `help` shows the function."""
 
     module: str
     field: str

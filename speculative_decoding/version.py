@@ -2,6 +2,6 @@
 
 __version__ = "0.3.0"
 
-# Libraries that are loaded at import to speed up MLX; measurements depend on them. If set, "equal_rows" names the
-# data type in which a matmul gives a row the same bits in any batch.
+# Libraries that are loaded at import to speed up MLX; measurements depend on them. "equal_rows", if set, names the
+# dtype in which a matmul computes the same bits for a row in any batch.
 native_libraries: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Traces one request: the modules loaded, functions called and classes instantiated from main.py to the output.
+"""Traces one request from main.py to the output: the modules loaded, functions called and classes instantiated.
 
     python tools/call_trace.py [--list] [--json FILE] [ARGUMENTS OF main.py ...]
 
@@ -26,14 +26,14 @@ EXAMPLE = "translate English to German: The method returns the value of the prop
 
 @dataclass
 class CallTrace:
-    """Names in the order of their first use; functions and classes as module:qualified name."""
+    """Names in the order of their first use. Functions and classes have the form module:qualified name."""
 
     modules: list[str] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
 
     def watch(self, frame: FrameType, event: str, _: Any) -> None:
-        """Count a call; see `sys.setprofile`."""
+        """Record the function or class of a call; see `sys.setprofile`."""
         if event != "call":
             return
         code = frame.f_code
@@ -102,6 +102,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if PACKAGE in sys.modules:  # python -m tools.call_trace: the package was imported before anything was counted
+    if PACKAGE in sys.modules:  # python -m tools.call_trace: the package was imported before counting began
         os.execv(sys.executable, [sys.executable, __file__, *sys.argv[1:]])
     main()

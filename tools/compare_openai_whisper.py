@@ -5,8 +5,9 @@
     OTHER/bin/python tools/compare_openai_whisper.py record MODEL RECORD.json 16KHZ.wav... [--options '{...}']
     python -m tools.compare_openai_whisper compare MODEL RECORD.json [--draft DRAFT] [--drafter ngram] [--slots 4]
 
-MODEL is a Hugging Face folder. For a recording that differs, `compare` prints the first attempt with a different output
-and its log-probability in both programs. If the difference is as small as rounding errors, it is a tie.
+MODEL is a Hugging Face folder. For a recording whose transcripts differ, `compare` prints the first attempt with a
+different output, and that attempt's log-probability in both programs. If the two differ only by rounding errors, the
+attempt is a tie.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 HALF_STEP = 0.0101  # seconds; times are multiples of 0.02
-NAMES = [  # parts of Hugging Face's tensor names, and openai-whisper's
+NAMES = [  # parts of Hugging Face's tensor names, and their equivalents in openai-whisper
     ("model.", ""),
     ("layers.", "blocks."),
     ("fc1", "mlp.0"),
@@ -43,7 +44,7 @@ NAMES = [  # parts of Hugging Face's tensor names, and openai-whisper's
 
 
 def samples_of(path: str) -> np.ndarray:
-    """Read a WAV file of 16-bit samples at 16 kHz, in one channel."""
+    """Read a WAV file with one channel of 16-bit samples at 16 kHz."""
     with wave.open(path) as file:
         if (file.getframerate(), file.getnchannels(), file.getsampwidth()) != (16000, 1, 2):
             raise SystemExit(f"{path}: must have one channel of 16-bit samples at 16 kHz")
@@ -101,12 +102,12 @@ def record(model: Path, output: Path, files: list[str], options: dict[str, Any])
 
 
 def compare(model: Path, recorded: Path, draft: str | None, decoding: dict[str, Any], slots: int) -> int:
-    """Print the differences of each recording; returns the number of recordings that differ."""
+    """Print the differences for each recording. Returns the number of recordings that differ."""
     from speculative_decoding import load
     from speculative_decoding.speech.window_requests import WindowRequests
 
     content = json.loads(recorded.read_text())
-    outputs: dict[int, tuple[Any, list[Any]]] = {}  # by the identity of a recording's requests, which are kept
+    outputs: dict[int, tuple[Any, list[Any]]] = {}  # keyed by the `id` of a recording's requests, which are kept alive
     decoded = WindowRequests.decoded
 
     def logged(requests: Any, request: Any) -> Any:
@@ -157,7 +158,7 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 
 def margins(outputs: list[Any], attempts: list[dict[str, Any]]) -> str:
-    """Return the largest differences of the values that determine fallback, up to the first attempt that differs."""
+    """Describe the first attempt that differs. If none does, describe the differences in values that determine fallback."""
     found = {"avg_logprob": 0.0, "no_speech_prob": 0.0}
     for number, (output, other) in enumerate(zip(outputs, attempts, strict=False)):
         if output.tokens != other["tokens"]:

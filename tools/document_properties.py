@@ -2,11 +2,11 @@
 
     python -m tools.document_properties README.md docs data
 
-Pass files, or folders whose files with the suffix of a format are read. With the identity function, the output must
-equal the document byte for byte. With a function that swaps the case of letters, exactly the letters of decoded texts
-must differ. With functions that repeat or drop words, lines, cues, JSON fields, code, and the blocks, cells and tags of
-Markdown and HTML must also be equal. The tool prints a line per failure and a summary; the exit status is 1 if there
-are failures.
+Pass files, or folders, in which all files with a known suffix are read. With the identity function, the output must
+equal the document byte for byte. With a function that swaps the case of letters, only letters in decoded texts may
+differ, and all of them must. With functions that repeat or drop words, these parts must stay the same: lines, cues,
+JSON fields, code, and the blocks, cells and tags of Markdown and HTML. The tool prints a line per failure and a
+summary. The exit status is 1 if there are failures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODELS: dict[str, Callable[[str], str]] = {"identity": str, "swapcase": swapped,
 
 
 def blocks(text: str) -> list[object]:
-    """Return the blocks of Markdown, with all code and HTML."""
+    """Return the blocks of a Markdown document, including all code and HTML."""
     return [(each.type, each.tag, each.level, each.type == "inline" or each.content) for each in ORACLE.parse(text)]
 
 
@@ -58,7 +58,7 @@ STRUCTURES: dict[str, Callable[[str], list[object]]] = {
 
 
 def failures(path: Path, models: Sequence[str], counts: Counter[str]) -> Iterator[str]:
-    """Yield the failures for a document. models: names of `MODELS`. counts: updated in place."""
+    """Yield a document's failures. models: names in `MODELS`. counts: updated in place."""
     options = DocumentOptions(format=BY_SUFFIX[path.suffix.lower()])
     with DocumentFile(path, options) as file:
         source = "".join(file.lines)
@@ -79,7 +79,7 @@ def failures(path: Path, models: Sequence[str], counts: Counter[str]) -> Iterato
 
 
 def with_swapped_letters(part: Literal | Piece) -> str:
-    """Return a part with swapped letters, except letters written as references or escapes."""
+    """Return a part with the case of its letters swapped, except for letters written as references or escapes."""
     if isinstance(part, Literal):
         return part.raw
     output = iter(swapped(part.text))
@@ -91,7 +91,7 @@ def with_swapped_letters(part: Literal | Piece) -> str:
 
 
 def difference(wanted: str, found: str) -> str:
-    """Return the first difference of two texts."""
+    """Return the first difference between two texts."""
     start = next(i for i, (a, b) in enumerate(zip_longest(wanted, found)) if a != b)
     line = line_ends(wanted[:start]) + 1
     return f"line {line}: {wanted[start : start + 60]!r}, but {found[start : start + 60]!r}"

@@ -1,12 +1,12 @@
-"""Damages files at random and reads them. A reader must succeed or raise `InputError`, whose text is one line.
+"""Damages files at random and reads them. A reader must succeed, or raise an `InputError` with a one-line message.
 
     python -m tools.fuzz_files --count 5000
     python -m tools.fuzz_files --format config audio --count 1000
 
-Each format runs in a separate process, with limits on additional address space and on CPU time per file (2 s). The tool
-prints one line per format. File i depends only on the format, the seed and i, so failures are reproducible. The formats
-"config", "tokenizer", "side" and "head" load folders whose small files are damaged (tests/support/damaged_folders.py).
-"audio" needs PyAV, which decodes recordings of five formats in C.
+Each format is tested in a separate process, with limits on additional address space and on CPU time per file (2 s). The
+tool prints one line per format. File i depends only on the format, the seed and i, so failures are reproducible. For
+the formats "config", "tokenizer", "side" and "head", folders are loaded whose small files are damaged
+(tests/support/damaged_folders.py). "audio" needs PyAV, which decodes recordings of five formats in C.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def insert_opcodes(data: bytes, rng: Random) -> bytes:
 
 
 def write_huge(data: bytes, rng: Random) -> bytes:
-    """Overwrite a possible count, offset or size."""
+    """Overwrite what may be a count, offset or size with an extreme value."""
     at = position_in(data, rng)
     size = rng.choice((2, 4, 8))
     value = rng.choice(HUGE) & ((1 << 8 * size) - 1)
@@ -128,7 +128,7 @@ def write_huge_text(data: bytes, rng: Random) -> bytes:
 
 
 def splice(data: bytes, rng: Random) -> bytes:
-    """Overwrite, insert or remove a piece of the file."""
+    """Overwrite or insert a piece of the file, or remove all its occurrences."""
     start = position_in(data, rng)
     to = position_in(data, rng)
     piece = data[start : start + rng.randint(1, 200)] * rng.choice((1, 1, 1, 50))
@@ -147,7 +147,7 @@ def mutate(data: bytes, rng: Random) -> bytes:
 
 
 def tricked(entries: list[Entry], rng: Random) -> list[Entry]:
-    """Apply one zip trick: a duplicate name, a wrong CRC, a path traversal, overlapping or compressed data."""
+    """Apply one zip trick, such as a duplicate name, a wrong CRC, path traversal, or overlapping or compressed data."""
     entries, at = list(entries), rng.randrange(len(entries))
     entry = entries[at]
     changed = (
@@ -176,7 +176,7 @@ def zipped(entries: list[Entry], rng: Random) -> bytes:
 
 
 def hostile_state_dict(rng: Random) -> Ordered:
-    """Return a state dict with an additional view with some invalid numbers."""
+    """Return a state dict with an additional view, some of whose numbers may be invalid."""
 
     def number(value: int) -> int:
         return value if rng.random() < 0.6 else rng.choice((*HUGE, 0, 1, 2, 23, 24, 25))
@@ -213,7 +213,7 @@ def read_gguf_and_config(path: Path) -> Checkpoint:
 
 @dataclass(frozen=True)
 class Format:
-    """A format: `read` reads everything and returns whether all tensors were readable; `write` writes damaged input."""
+    """A format: `read` reads a file and returns whether all tensors were readable, and `write` writes a damaged file."""
 
     read: Callable[[Path], bool]
     write: Callable[[Path, Random], None]
@@ -244,7 +244,7 @@ SPIECE = (GOLDENS / "tokenizers/t5/spiece.model").read_bytes()
 
 
 def damaged_spiece(rng: Random) -> bytes:
-    """Damage the bytes of a SentencePiece model, or a few of its values."""
+    """Return a SentencePiece model with damaged bytes, or with a few damaged values."""
     if rng.random() < 0.3:
         return mutate(SPIECE, rng)
     model = ModelProto.FromString(SPIECE)
@@ -285,7 +285,7 @@ FORMATS = {
 
 @cache
 def recordings() -> list[bytes]:
-    """Return a recording in each format, at each rate and number of channels."""
+    """Return a recording for each combination of format, sample rate and number of channels."""
     from tests.support.audio import CODECS, sound, write_audio
 
     files = []
@@ -299,7 +299,7 @@ def recordings() -> list[bytes]:
 
 
 def read_recording(path: Path) -> bool:
-    """Read a recording with PyAV and as plain WAV, each twice, as a transcription does."""
+    """Read a recording with PyAV and as plain WAV. Raises `InputError` if both fail."""
     from speculative_decoding.speech import audio_file
     from speculative_decoding.speech.recording import open_audio
 
@@ -340,9 +340,9 @@ def alarm(signum: int, frame: FrameType | None) -> None:
 
 
 def failure(act: Callable[[], object], seconds: float = SECONDS) -> str | None:
-    """Run an action. Returns a problem, or None if it succeeded or raised a one-line `InputError`.
+    """Run an action. Returns a description of the problem, or None if it succeeded or raised a one-line `InputError`.
 
-    Problems include CPU time above `seconds`, and wall-clock time above thirty times `seconds`.
+    Using more CPU time than `seconds`, or more wall-clock time than thirty times `seconds`, is also a problem.
     """
     signal.signal(signal.SIGALRM, alarm)
     started = time.process_time()
@@ -361,11 +361,11 @@ def failure(act: Callable[[], object], seconds: float = SECONDS) -> str | None:
 
 
 def fuzz(name: str, count: int, seed: int) -> tuple[str, bool]:
-    """Return a summary line, and whether there were no problems. Limits the memory of this process."""
+    """Return a summary, and whether there were no problems. Limits this process's memory."""
     limit = MEMORY_BYTES.get(name, 1 << 30)
-    os.fsync = lambda fd: None  # skip the sync of conversions, for speed
-    mx.disable_compile()  # avoids the C++ compiler
-    for index in range(20):  # triggers late imports of readers
+    os.fsync = lambda fd: None  # for speed, conversions do not sync
+    mx.disable_compile()  # so that MLX does not run a C++ compiler
+    for index in range(20):  # triggers the readers' late imports
         warm = Path(f"{name}-{index}.warm")
         write_damaged(name, -1, index, warm)
         failure(partial(FORMATS[name].read, warm), seconds=60)
@@ -412,7 +412,7 @@ def fuzz_in_subprocess(*names: str, count: int, seed: int = 0) -> tuple[str, boo
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         return f"{done.stdout}{names}: the process ended with {done.returncode}\n{done.stderr[-2000:]}", False
-    if done.stderr:  # for example, the text of a panic in Rust code
+    if done.stderr:  # for example, the message of a panic in Rust code
         return f"{done.stdout.strip()}\n{names}: a reader wrote to standard error:\n{done.stderr[-2000:]}", False
     return done.stdout.strip(), done.returncode == 0
 

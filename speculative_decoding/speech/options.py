@@ -157,7 +157,7 @@ class TranscriptionOptions:
 
     @property
     def voice(self) -> VoiceOptions | None:
-        """What counts as speech; None without voice detection."""
+        """What counts as speech; None if voice detection is off."""
         return VoiceOptions(**self._voice_values) if self.vad else None
 
     @property
@@ -166,7 +166,7 @@ class TranscriptionOptions:
         return {name: value for name, value in values.items() if value is not None}
 
     def output_language(self, language: str) -> str:
-        """Return the language of the text. language: of the speech."""
+        """Return the language of the transcript. language: the language of the speech."""
         return "en" if self.task == "translate" else language
 
     @property
@@ -190,5 +190,5 @@ class TranscriptionOptions:
 
 
 def transcription_specs() -> Mapping[str, OptionSpec]:
-    """Return the options by name, in the order of the fields."""
+    """Return the options, keyed by name, in the order of the fields."""
     return specs_of(TranscriptionOptions)

@@ -26,15 +26,15 @@ class Report:
     Args:
         names: The names of the files.
         shows_language: Whether to print the language of each recording.
-        finished: The number of other recordings that an earlier run has transcribed.
+        finished: The number of further recordings that an earlier run has already transcribed.
     """
 
     names: Sequence[str]
     shows_language: bool
     finished: int = 0
     stats: GenerationStats = field(init=False, default_factory=GenerationStats)
-    durations: dict[int, float] = field(init=False, default_factory=dict)  # in seconds, by recording
-    failed: dict[str, None] = field(init=False, default_factory=dict)  # names of recordings, in order
+    durations: dict[int, float] = field(init=False, default_factory=dict)  # in seconds, by recording number
+    failed: dict[str, None] = field(init=False, default_factory=dict)  # names of recordings, in order of failure
     _languages: set[int] = field(init=False, default_factory=set)  # the recordings whose language was printed
 
     @property
@@ -42,7 +42,7 @@ class Report:
         return sum(self.durations.values())
 
     def watched(self, events: Iterable[TranscriptionEvent], show: ShowProgress) -> Iterator[TranscriptionEvent]:
-        """Show the progress of all recordings. The total is known once all of them are open."""
+        """Show the progress of all recordings. The total is shown once all of them have been opened."""
         positions: dict[int, float] = {}
         complete, done, seconds = 0, 0.0, 0.0  # running sums, because there may be many recordings
         for event in events:
@@ -57,7 +57,7 @@ class Report:
             yield event
 
     def note(self, event: TranscriptionEvent) -> None:
-        """Print the language and the error of a recording to standard error, and add up its statistics."""
+        """Print a recording's language or error to standard error, and add its statistics to the total."""
         if self.shows_language and event.language is not None and event.number not in self._languages:
             self._languages.add(event.number)
             name = f"{one_line(self.names[event.number])}: " if len(self.names) > 1 else ""
@@ -84,7 +84,7 @@ class Report:
 def pass_on(
     report: Report, events: Iterable[TranscriptionEvent], receive: Callable[[TranscriptionEvent], None]
 ) -> None:
-    """Pass each event to `receive`, and report it."""
+    """Report each event, and pass it to `receive`."""
     with progress() as show:
         for event in report.watched(events, show):
             report.note(event)
@@ -96,7 +96,7 @@ class Output:
     """Prints recordings one after the other, even if several are transcribed together.
 
     Args:
-        report: Reports on the recordings.
+        report: Shows progress, languages and errors.
         format: One of `FORMATS`.
         subtitles: How subtitles are divided.
     """

@@ -1,4 +1,4 @@
-"""A folder of transcripts: finds missing outputs, and writes outputs."""
+"""A folder of transcripts: determines which outputs are missing, and writes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STANDARD = "-"  # standard input
 
 
 class Unfinished(NamedTuple):
-    """A recording without an up-to-date transcript. outputs: the names, by format."""
+    """A recording whose transcripts are missing or out of date. outputs: the names of these files, keyed by format."""
 
     recording: str
     source: Source
@@ -39,12 +39,12 @@ class OutputFolder:
 
     Args:
         folder: The folder, which need not exist.
-        recordings: The recordings, each once.
-        formats: Names of `FORMATS`.
+        recordings: The recordings, without duplicates.
+        formats: The output formats, which are names in `FORMATS`.
         options: How subtitles are divided.
 
     Attributes:
-        unfinished: The recordings to transcribe, within the context `open`.
+        unfinished: The recordings to transcribe. Set by `open`.
     """
 
     folder: Path
@@ -58,7 +58,7 @@ class OutputFolder:
 
     @cached_property
     def outputs(self) -> list[dict[str, str]]:
-        """The names of the outputs of each recording, by format. Complete outputs keep their names."""
+        """The names of each recording's outputs, keyed by format. Complete outputs keep their names."""
         owners = {path: name for name, path in finished_outputs(self.folder / LEDGER).items()}
         known = {each: owners.get(self._path_of(each)) for each in self.recordings}
         finished = {each: os.path.splitext(name)[0] for each, name in known.items() if name is not None}
@@ -84,10 +84,10 @@ class OutputFolder:
 
         Args:
             settings: Everything that determines a transcript, except its recording.
-            force: Whether to write all outputs again, and to replace other files.
+            force: Whether to write all outputs again, and to replace files that no earlier run wrote.
 
         Raises:
-            InputError: The folder is in use, or another file has the name of a missing output.
+            InputError: The folder is in use, or a file that no earlier run wrote has the name of a missing output.
         """
         with writing(Name("output_dir"), self.folder, "name another folder"):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class OutputFolder:
                 self._windows.close_all()
 
     def resume_point(self, one: Unfinished) -> ResumePoint | None:
-        """Return where to continue a recording, or None to begin it. Raises `InputError`."""
+        """Return the point at which to resume a recording; None means from the beginning. Raises `InputError`."""
         return self._windows.resume_point(one.source)
 
     def advance(self, one: Unfinished, point: ResumePoint) -> None:
@@ -145,9 +145,9 @@ class OutputFolder:
         self._windows.remove(one.source)
 
     def _digest(self, format: str, settings: Mapping[str, Any]) -> str:
-        """Return a hash of everything that determines an output of this format, except its recording."""
+        """Return a hash of everything that determines an output in this format, except its recording."""
         options = {}
-        if format in SUBTITLES:  # without defaults, so that new options of later versions change no hash
+        if format in SUBTITLES:  # without defaults, so that options added in later versions do not change the hash
             changed = (each.name for each in fields(self.options) if getattr(self.options, each.name) != each.default)
             options = {name: asdict(self.options)[name] for name in changed}
         return digest([format, settings, options])
@@ -164,7 +164,7 @@ class OutputFolder:
         return Source(path, status.st_size, status.st_mtime_ns)
 
     def _require_replaceable(self, name: str, recordings: Collection[str]) -> None:
-        """Raise `InputError` if there is a file of this name that no run has written for one of these recordings."""
+        """Raise `InputError` if a file with this name exists that no run has written for one of these recordings."""
         path = self.folder / name
         if not os.path.lexists(path):
             return

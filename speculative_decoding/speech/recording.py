@@ -1,8 +1,8 @@
-"""A recording. It is read once, its frames are stored, and windows are cut from them.
+"""A recording: it is read once, its log-mel frames are stored, and windows are cut from them.
 
 Frames are stored unscaled, so that they can be computed before the recording ends. Whisper scales them by the largest
-value of the whole recording, so each window is scaled when it is cut. With voice detection, only the speech is stored,
-as if it were the whole recording.
+value of the whole recording, so each window is scaled when it is cut. If voice detection is on, only the speech is
+stored, as if it were the whole recording.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from .voice import SpeechTimes, VoiceFilter, VoiceOptions
 
 ITEM = np.dtype(np.float32)
 IN_MEMORY = 16 << 20  # bytes of frames, about 8 minutes; a longer recording uses a temporary file
-VOICE_STEP = 2 * SAMPLE_RATE  # samples; voice detection takes about 60 ms for them
+VOICE_STEP = 2 * SAMPLE_RATE  # samples, for which voice detection takes about 60 ms
 
 
 class Recording:
     """The frames of a recording, followed by silence. `open_audio` and `opening` create one from a file or samples.
 
     Args:
-        num_mel_bins: The number of mel bins of the target, then of other models that read the recording.
+        num_mel_bins: The number of mel bins for the target, then for each other model that reads the recording.
         name: The name of the recording in messages.
         file: Stores the frames (default: memory, or an unnamed temporary file for a long recording).
-        voice: The definition of speech. All other audio is left out. None keeps everything.
+        voice: What counts as speech; all other audio is left out. None keeps everything.
 
     Attributes:
         num_samples: The length of the recording before voice detection.
-        speech: The times of the kept audio, with voice detection. Set by `finish`.
+        speech: The times of the kept audio; set by `finish` if voice detection is on, otherwise None.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Recording:
         self._num_kept = 0
         self._bins = num_mel_bins
         self._log_mel = LogMel(num_mel_bins)
-        self._largest = np.full(sum(num_mel_bins), SILENCE, np.float32)  # largest value of each bin
+        self._largest = np.full(sum(num_mel_bins), SILENCE, np.float32)  # the largest value in each bin
 
     def __del__(self) -> None:
         self._file.close()
@@ -92,7 +92,7 @@ class Recording:
 
     @property
     def num_frames(self) -> int:
-        """The number of frames, without the silence after the recording."""
+        """The number of frames, excluding the silence after the recording."""
         return self._num_kept // HOP_SAMPLES
 
     @property
@@ -117,7 +117,7 @@ class Recording:
 
 
 def each_model(frames: Frames, largest: Frames, num_mel_bins: Sequence[int]) -> list[Frames]:
-    """Return the scaled frames for each model. largest: the largest value of each bin, for the scale."""
+    """Return the scaled frames for each model. largest: the largest value in each bin, which determines the scale."""
     borders = np.cumsum(num_mel_bins)[:-1]
     parts = zip(np.split(frames, borders, axis=1), np.split(largest, borders), strict=True)
     return [normalized(own, float(own_largest.max())) for own, own_largest in parts]
@@ -141,7 +141,7 @@ def opening(
     file: BinaryIO | None = None,
     voice: VoiceOptions | None = None,
 ) -> Generator[None, None, Recording]:
-    """Read a recording and return it. Yields after each block, and every two seconds of voice detection.
+    """Read a recording and return it. Yields after each block, or every two seconds of audio with voice detection.
 
     Args:
         source: The samples, which are read once.

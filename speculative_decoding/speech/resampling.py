@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class FrameResampler:
-    """Converts frames of one format to 16-bit mono samples. Its memory is released with the object.
+    """Converts audio frames, all in the same format, to 16-bit mono samples. Its memory is freed with the object.
 
-    PyAV's `AudioResampler` starts a thread for each processor, which is too many in a server with many clients.
+    PyAV's `AudioResampler` starts a thread per processor: too many threads for a server with many clients.
 
     Args:
         rate: The sample rate of the output, in Hz.
@@ -29,7 +29,7 @@ class FrameResampler:
         self._graph: Graph | None = None  # created for the first frame
 
     def add(self, frame: AudioFrame | None) -> Iterator[NDArray[np.int16]]:
-        """Yield the completed samples, (N,). frame: the next frame; None yields the rest."""
+        """Yield the samples that are ready, (N,). frame: the next frame, or None to get the remaining samples."""
         if self._graph is None:
             if frame is None:
                 return

@@ -1,4 +1,4 @@
-"""Transcribes recordings and live streams together. An engine decodes one window of each at a time, as a request."""
+"""Transcribes recordings and live streams together. An engine decodes each one's current window as a request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .transcription import Attempt, ResumePoint, Transcriber, Transcription, Win
 from .voice import SpeechTimes
 from .window_requests import WindowRequests, detected_language
 
-KEPT_DRAFT_TEXTS = 4  # prepared draft texts that are kept for other recordings
+KEPT_DRAFT_TEXTS = 4  # prepared draft texts that are cached for later recordings
 
 
 class TranscriptionEvent(NamedTuple):
@@ -42,14 +42,14 @@ class TranscriptionEvent(NamedTuple):
     Args:
         number: The number of the recording.
         segments: The segments finished since the last event of the recording.
-        position: How many seconds have been transcribed.
+        position: The number of seconds that have been transcribed.
         seconds: The duration of the recording.
         language: The language of the speech; None if the recording could not be opened.
         result: Set in the last event, unless there is an error.
-        error: Why the recording cannot be transcribed: an `InputError` about the file, or an `ArithmeticError` about
-            logits that are not finite.
-        resume_point: Where an interrupted transcription can continue (see `Session.transcribe_batch`); None if a window
-            is incomplete.
+        error: The reason why the recording cannot be transcribed: an `InputError` about the file, or an
+            `ArithmeticError` about logits that are not finite.
+        resume_point: The point at which an interrupted transcription can resume (see `Session.transcribe_batch`); None
+            if a window is incomplete.
     """
 
     number: int
@@ -63,7 +63,7 @@ class TranscriptionEvent(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether no other event of this recording follows."""
+        """Whether this is the recording's last event."""
         return self.result is not None or self.error is not None
 
 
@@ -74,9 +74,9 @@ Event = TranscriptionEvent | LiveUpdate
 class Task:
     """A recording with its options.
 
-    first_frame: The first frame of a part of a longer recording.
-    speech: The times of the kept audio in the whole recording, with voice detection.
-    resume_from: Where to continue.
+    first_frame: The recording's first frame within the whole recording of which it is a part; otherwise 0.
+    speech: The times of the kept audio in the whole recording if voice detection is on.
+    resume_from: The point at which to resume.
     """
 
     recording: WindowSource
@@ -89,13 +89,13 @@ class Task:
 
 @dataclass(eq=False)
 class RecordingWindows:
-    """The windows of a recording. The next one can always be decoded at once."""
+    """The windows of a recording. The next window can always be decoded immediately."""
 
     number: int
     transcriber: Transcriber
     requests: WindowRequests
     speech: SpeechTimes | None
-    segments: list[Segment] = field(init=False, default_factory=list)  # in the events so far
+    segments: list[Segment] = field(init=False, default_factory=list)  # in the events returned so far
     is_live = False
     is_due = True
 
@@ -103,7 +103,7 @@ class RecordingWindows:
         self._attempts = self.transcriber.attempts()
 
     def advance(self, output: DecodedWindow | None = None) -> TranscriptionEvent | None:
-        """Send the output of the last attempt, and get the next attempt. Returns an event if there is progress."""
+        """Send the last attempt's output to the transcriber, and get the next attempt. Returns an event on progress."""
         seek = self.transcriber.seek
         try:
             self._attempt = next(self._attempts) if output is None else self._attempts.send(output)
@@ -145,19 +145,19 @@ class Scheduler:
 
     A caller that shares slots between clients calls `start`, `decode_round` and `resume` instead of `submit` and
     `step`. A recording or stream that is `paused` between two outputs has no slot until it is resumed. Recordings and
-    streams share no state, so a text does not depend on the time of resumption. Streams have their own engines, so
-    recordings cannot use their slots.
+    streams share no state, so a transcript does not depend on when its recording is resumed. Streams have their own
+    engines, so recordings cannot use their slots.
 
     Args:
         model: A speech model.
-        tokenizer: The tokenizer of the model.
+        tokenizer: The model's tokenizer.
         options: How to transcribe recordings and streams that have no options of their own.
-        decoding: How to decode these recordings: drafts, sampling, beams.
-        slots: How many recordings are transcribed together.
-        new_engine: Creates an engine for requests with these options.
-        draft_length: Creates the `DraftLength` of a request with these options.
+        decoding: How to decode such recordings: drafts, sampling, beams.
+        slots: The number of recordings that are transcribed together.
+        new_engine: Creates an engine for requests with the given options and number of slots.
+        draft_length: Creates the `DraftLength` for a request with the given options and number of slots.
         num_mel_bins: See `Recording`.
-        live_decoding: The same for streams, without beams.
+        live_decoding: How to decode live streams, without beam search.
         live_slots: The maximum number of streams; 0 if there are none.
     """
 
@@ -172,7 +172,7 @@ class Scheduler:
     live_decoding: GenerationOptions | None = None
     live_slots: int = 0
     _engines: dict[tuple[bool, int], Engine] = field(init=False, default_factory=dict)  # by `is_live` and beams
-    # By the request for the current window, with the `from_draft` of its rounds so far
+    # Keyed by the request for the current window; with `from_draft` for each token that its rounds have produced
     _decoding: dict[Request, tuple[Windows, list[bool]]] = field(init=False, default_factory=dict)
     _waiting: dict[int, Windows] = field(init=False, default_factory=dict)  # by number
 
@@ -181,7 +181,7 @@ class Scheduler:
         assert self.model.audio is not None
         self.audio = self.model.audio
         self._text = SpeechText(self.tokenizer, self.audio)
-        # The parts of a recording, and several recordings, may give the same text
+        # Several recordings, or the parts of one, may have the same draft text
         self._transcript = lru_cache(KEPT_DRAFT_TEXTS)(self._prepared)
         if self.live_slots and self.live_decoding is not None:  # so that the first stream does not wait for calibration
             self._engine(self.live_decoding, is_live=True)
@@ -215,12 +215,12 @@ class Scheduler:
         return replace(self.options, **own), decoding.override_for_row(changed)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of tokens of a transcript."""
+        """Decode tokens of a transcript to text."""
         return self._text.decode([*tokens])
 
     @property
     def running(self) -> int:
-        """The number of recordings and streams that have a slot. A stream has one from its start to its end."""
+        """The number of recordings and streams that hold a slot. A stream holds its slot from start to end."""
         return len(self._decoding) + sum(windows.is_live for windows in self._waiting.values())
 
     @property
@@ -230,7 +230,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """The number of recordings that wait for a slot."""
+        """The number of recordings that are waiting for a slot."""
         return sum(not windows.is_live for windows in self._waiting.values())
 
     @property
@@ -248,7 +248,7 @@ class Scheduler:
         return not (self._decoding or self.paused)
 
     def run(self, recordings: Iterable[Callable[[], Task]]) -> Iterator[TranscriptionEvent]:
-        """Transcribe recordings. Each is opened when a slot is free. Events of several recordings are interleaved."""
+        """Transcribe recordings. Each is opened when a slot becomes free. The recordings' events are interleaved."""
         return cast("Iterator[TranscriptionEvent]", drive(self, enumerate(recordings)))
 
     def submit(self, item: tuple[int, Callable[[], Task | LiveStream]]) -> Iterator[Event]:
@@ -332,7 +332,7 @@ class Scheduler:
             yield event
 
     def resume(self, number: int) -> Iterator[Event]:
-        """Submit the next window of a paused recording or stream. Yields an event if there is none, or on failure."""
+        """Submit the next window of a paused recording or stream. Yields an event if there is none, or if it fails."""
         use_mlx()
         windows = self._waiting.pop(number)
         try:
@@ -370,7 +370,7 @@ class Scheduler:
 def language_code(audio: AudioConfig | None, options: TranscriptionOptions) -> str | None:
     """Return the code of the language, or None if it must be detected.
 
-    audio: The audio config of a model; None if the model reads text.
+    audio: A model's audio config; None if the model reads text.
 
     Raises:
         InputError: The model cannot transcribe with these options.

@@ -19,7 +19,7 @@ SECONDS_PER_POSITION = 0.02
 
 @dataclass
 class Word:
-    """A word with its time in the recording, in seconds. probability: the mean over its tokens."""
+    """A word with its time in the recording, in seconds. probability: the mean probability of its tokens."""
 
     word: str
     start: float
@@ -32,7 +32,7 @@ class Segment:
     """A part of a transcript, with the fields of openai-whisper.
 
     Args:
-        id: The index in the transcript.
+        id: The segment's index in the transcript.
         seek: The first frame of its window.
         start: The start in seconds.
         end: The end in seconds.
@@ -107,7 +107,7 @@ class DecodedWindow:
 
     @property
     def compression_ratio(self) -> float:
-        """The size of the text divided by its size after zlib compression. Repetitive text has a large ratio."""
+        """The text's size divided by its size after zlib compression. Repetitive text has a high ratio."""
         text = self.text.encode()
         return len(text) / len(zlib.compress(text))
 
@@ -126,7 +126,7 @@ class Split(NamedTuple):
 def segment_of(
     decoded: DecodedWindow, window: Window, text: SpeechText, first: int, last: int, start: float, end: float
 ) -> Segment:
-    """Return a segment of the tokens from `first` to `last`. start, end: in seconds."""
+    """Return a segment that contains the tokens from `first` to `last`. start, end: in seconds."""
     own = decoded.tokens[first:last]
     return Segment(
         id=0,
@@ -144,7 +144,7 @@ def segment_of(
 
 
 def whole(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
-    """Return a window that was decoded without timestamps as one segment.
+    """Return the whole window, which was decoded without timestamps, as one segment.
 
     The model may generate timestamps anyway. They are ignored: without timestamp rules, they may be in any order.
     """

@@ -1,4 +1,4 @@
-"""The text tokens of a speech model: encoding, decoding, words, and tokens that outputs must not contain."""
+"""The text tokens of a speech model: encoding, decoding, splitting into words, and tokens banned from outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SYMBOLS = [
     *("<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))", "[[", "]]", "{{", "}}"),
     *("♪♪", "♪♪♪"),
 ]
-NOTES = "♩♪♫♬♭♮♯"  # notes with several tokens share the first one, so only that one is suppressed
+NOTES = "♩♪♫♬♭♮♯"  # notes of several tokens share their first token, so only the first one is suppressed
 
 
 class SpeechText:
@@ -32,11 +32,11 @@ class SpeechText:
 
     @property
     def pieces(self) -> Mapping[int, str]:
-        """The pieces of the vocabulary, by id."""
+        """The vocabulary's pieces, keyed by id."""
         return self._tokenizer.vocabulary.pieces
 
     def encode(self, text: str, name: str = "text") -> list[int]:
-        """Return the text tokens. Raises `InputError` naming the argument if the text contains special tokens."""
+        """Encode a text. Raises `InputError` naming the argument `name` if the text contains special tokens."""
         if "<|" in text:  # checked first, because searching for each token takes longer than encoding
             for token, piece in self.pieces.items():
                 if not self.audio.is_text(token) and piece in text:
@@ -44,15 +44,15 @@ class SpeechText:
         return self.text_tokens(text)
 
     def initial_prompt(self, prompt: str | None) -> list[int]:
-        """Return the tokens of the option `initial_prompt`. Raises `InputError`."""
+        """Encode the value of the option `initial_prompt`. Raises `InputError` if it contains special tokens."""
         return [] if prompt is None else self.encode(" " + prompt.strip(), "initial_prompt")
 
     def text_tokens(self, text: str) -> list[int]:
-        """Return the text tokens. Special tokens in the text are left out."""
+        """Encode a text, leaving out special tokens."""
         return [token for token in self._tokenizer.encode_output(text) if self.audio.is_text(token)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens without timestamps. Special tokens are decoded as their pieces."""
+        """Decode tokens to text, leaving out timestamps. Other special tokens are decoded to their pieces."""
         audio = self.audio
         shown = [token for token in tokens if not audio.is_timestamp(token)]
         if all(map(audio.is_text, shown)):
@@ -63,7 +63,7 @@ class SpeechText:
         )
 
     def is_spoken(self, token: int) -> bool:
-        """Whether a token is text or a timestamp."""
+        """Whether a token is a text token or a timestamp."""
         return self.audio.is_text(token) or self.audio.is_timestamp(token)
 
     def words(self, tokens: Sequence[int], language: str) -> list[tuple[str, list[int]]]:
@@ -97,8 +97,8 @@ class SpeechText:
     def suppressed(self) -> list[int]:
         """Tokens that an output must not contain.
 
-        These are the tokens that the model's files list, or else openai-whisper's symbols and sound descriptions; all
-        special tokens except the end token; and unused ids that pad the vocabulary.
+        These are the tokens listed in the model's files (or, if there is no list, openai-whisper's symbols and sound
+        descriptions), all special tokens except the end token, and unused ids that pad the vocabulary.
         """
         audio = self.audio
         special = {audio.transcribe, audio.translate, audio.start, audio.previous, audio.previous - 1, audio.no_speech}

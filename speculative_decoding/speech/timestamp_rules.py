@@ -1,6 +1,6 @@
 """Whisper's rules for timestamps (openai-whisper 20250625, `ApplyTimestampRules`), for all rows of a batch at once.
 
-Shapes: B rows, L positions, V ids; D draft ids after the committed ones, still on the device.
+Shapes: B rows, L positions, V ids, and D draft ids, which follow the committed ids and are still on the device.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ class TimestampRules:
     - After the timestamp that ends a segment, the output ends or the next segment starts with a timestamp. Text follows
       a timestamp that starts a segment.
     - Timestamps do not decrease, and a segment ends later than it starts.
-    - The first token is a timestamp, at most `max_initial`.
-    - If all timestamps together are more likely than any other token, a timestamp follows. This compares probabilities
-      after all other constraints, at temperature 1.
+    - The first token is a timestamp whose id is at most `max_initial`.
+    - If all timestamps together are more likely than any other token, a timestamp follows. The probabilities are
+      compared after all other constraints, at temperature 1.
 
     Args:
-        begin: The position of the first token that is generated. Earlier tokens, such as previous text, do not count.
-        text_end: Ids below this one are text.
-        zero: The id of timestamp 0. The following ids are the other timestamps, in order.
-        max_initial: The highest id of the first timestamp; None allows all.
-        added_from: The first id after the timestamps; ids from there on are text. None if the timestamps are the last.
+        begin: The position of the first generated token. The rules ignore earlier tokens, such as previous text.
+        text_end: Ids below this one are text tokens.
+        zero: The id of the timestamp 0. The other timestamps follow in order.
+        max_initial: The highest id allowed for the first timestamp; None allows all.
+        added_from: The first id after the timestamps; this and all higher ids are text. None if there are no higher
+            ids.
     """
 
     begin: int
@@ -41,14 +42,14 @@ class TimestampRules:
     added_from: int | None = None
 
     def process(self, logits: mx.array, history: History) -> tuple[mx.array, mx.array]:
-        """See `LogitsProcessor`. All rows with rules share the ids of text and timestamps."""
+        """See `LogitsProcessor`. Text tokens and timestamps have the same ids in all rows with rules."""
         found = [own.processor for own in history.constraints]
         rows = [own if isinstance(own, TimestampRules) else None for own in found]
         stop = logits.shape[-1] if self.added_from is None else self.added_from
         is_first, last, before_last, latest = self._preceding(rows, history, logits.shape[1], stop)
         ends_segment = last & ~before_last
 
-        # Timestamps come in pairs, do not decrease, and the first one is early
+        # Timestamps come in pairs and do not decrease, and the first one is at most `max_initial`
         lowest = mx.where(last & before_last, stop, mx.maximum(latest + ~ends_segment, self.zero))
         highest_first = [stop if own is None or own.max_initial is None else own.max_initial for own in rows]
         highest = mx.where(is_first, mx.array(highest_first)[:, None], stop)
@@ -74,11 +75,11 @@ class TimestampRules:
     def _preceding(
         self, rows: Sequence[TimestampRules | None], history: History, length: int, stop: int
     ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        """Describe the tokens before each position, (B, L) each. In rows without rules, they are treated as text.
+        """Describe the tokens before each position. In rows without rules, these tokens are treated as text.
 
         Returns:
-            Whether no token has been generated; whether the last one is a timestamp; whether the one before it is a
-            timestamp or missing; the last timestamp or PADDING.
+            Four (B, L) arrays: whether no token has been generated; whether the last token is a timestamp; whether the
+            token before it is a timestamp or missing; and the last timestamp, or PADDING if there is none.
         """
         counts = mx.array(
             [
@@ -110,7 +111,7 @@ def within(logits: mx.array, lowest: mx.array, highest: mx.array) -> mx.array:
 
 
 def recent(rules: TimestampRules | None, tokens: Sequence[int]) -> list[int]:
-    """Return the last generated timestamp and the last two ids. PADDING replaces missing ones."""
+    """Return the last generated timestamp and the last two generated ids, with PADDING for any that are missing."""
     if rules is None:
         return [PADDING] * 3
     output = tokens[rules.begin :]
@@ -120,13 +121,13 @@ def recent(rules: TimestampRules | None, tokens: Sequence[int]) -> list[int]:
 
 
 class DraftChoice:
-    """Chooses the most likely ids under two of the rules, because applying all would take longer than a draft step.
+    """Chooses the most likely id under only two of the rules: applying all of them would take longer than a draft step.
 
     A timestamp follows if all timestamps together are more likely than any other id. After a timestamp that ends a
     segment, the same timestamp follows, because the next segment usually starts with it.
 
     Args:
-        rules: The rules; their ids are the same in all rows.
+        rules: The rules of any row; ids of text tokens and timestamps are the same in all rows.
         ids: (N,) ids that may be proposed.
         first_timestamp: The index of the first timestamp in `ids`.
         tokens: The committed tokens of each row.

@@ -21,26 +21,30 @@ FORMATS = (  # FFmpeg's names. Excluded: playlists, subtitles, pictures, scripts
     *("qcp", "qoa", "rka", "rm", "rso", "sbc", "sds", "shn", "sln", "smjpeg", "sol", "sox", "swf", "tak", "truehd"),
     *("tta", "voc", "vqf", "w64", "wav", "wavarc", "webm", "wsd", "wtv", "wv", "wve", "xa", "xwma"),
 )
-PROBED_BYTES = 1 << 16  # FFmpeg keeps the probed packets in memory; a tiny one takes 8 KB
-MORE_PROBED_BYTES = 5_000_000  # FFmpeg's default, used if PROBED_BYTES are not enough
+PROBED_BYTES = 1 << 16  # FFmpeg keeps the packets in memory that it probes; even a tiny packet takes 8 KB
+MORE_PROBED_BYTES = 5_000_000  # FFmpeg's default, used if PROBED_BYTES is not enough
 MORE_PROBED_PACKETS = 5000
 NO_STREAM = -1
-LATE_STREAMS = ("mpeg", "flv", "live_flv")  # formats without a list of streams: some may begin after the first probe
+LATE_STREAMS = (
+    "mpeg",
+    "flv",
+    "live_flv",
+)  # formats without a list of streams: one may begin after the first probe
 
 
 def open_media(file: BinaryIO) -> tuple[InputContainer, set[int]]:
     """Open a media file. The caller closes the container.
 
-    This reads 64 KiB to find the streams. If that is not enough, it reads up to 5 MB, as FFmpeg does, unless the file
-    has so many packets that they would fill the memory.
+    To find the streams, the first 64 KiB are read. If these are not enough, up to 5 MB are read, as FFmpeg does, unless
+    the file has so many packets that they would take too much memory.
 
-    Returns: the container, and the indices of the streams with packets in this part, if tracks must be compared.
+    Returns: The container, and the indices of the streams with packets in the first 5 MB; empty if 64 KiB were enough.
     """
     container = probed(file, PROBED_BYTES)
     if not may_lack_audio(container):
         return container, set()
     counts = packets_of(container, file)
-    container.close()  # its first packets have been read
+    container.close()  # it cannot be reused, because its first packets have been read
     is_large = counts.total() > MORE_PROBED_PACKETS
     return probed(file, PROBED_BYTES if is_large else MORE_PROBED_BYTES), {*counts}
 
@@ -50,8 +54,8 @@ def probed(file: BinaryIO, size: int) -> InputContainer:
     import av
 
     file.seek(0)
-    # Without these limits, a playlist could open other files and URLs. Decoding 25 MB of subtitles would take 1 GB
-    # of memory, and a picture in a video 600 MB.
+    # Without these limits, a playlist could open other files and URLs. Decoding 25 MB of subtitles would take 1 GB of
+    # memory, and decoding a picture in a video 600 MB.
     options = {
         "protocol_whitelist": "none",
         "format_whitelist": ",".join(FORMATS),
@@ -86,7 +90,7 @@ def may_lack_audio(container: InputContainer) -> bool:
 
 
 def packets_of(container: InputContainer, file: BinaryIO) -> Counter[int]:
-    """Read the first 5 MB of a file, and return the number of packets by stream, at most one too many."""
+    """Count each stream's packets in the first 5 MB of a file. Stops after `MORE_PROBED_PACKETS + 1` packets."""
     import av
 
     counts = Counter[int]()
@@ -104,17 +108,17 @@ def packets_of(container: InputContainer, file: BinaryIO) -> Counter[int]:
 
 
 def channels_of(track: AudioStream) -> int:
-    """Return the number of channels; 0 if it is unknown, or if PyAV cannot decode the track."""
+    """Return a track's number of channels; 0 if it is unknown, or if PyAV cannot decode the track."""
     return 0 if track.codec_context is None else track.codec_context.layout.nb_channels
 
 
 def audio_track(
     container: InputContainer, name: str, number: int | None, with_packets: Collection[int] = ()
 ) -> AudioStream:
-    """Return an audio track. If a file has several and `number` is None, a note names the chosen track.
+    """Return an audio track. If a file has several and `number` is None, a note names the track that was chosen.
 
-    number: Counted from 1. The default is FFmpeg's choice (`map_auto_audio` in ffmpeg_mux_init.c): tracks with packets
-        are preferred, then default tracks, then those with the most channels, then the first one.
+    number: The track's number, counted from 1. None: FFmpeg's choice (`map_auto_audio` in ffmpeg_mux_init.c), which
+        prefers tracks with packets, then default tracks, then those with the most channels, then the first track.
     with_packets: The indices of streams that have packets.
 
     Raises:
@@ -157,6 +161,6 @@ def described(track: AudioStream, number: int) -> str:
 
 
 def no_track(name: str, number: int, tracks: Sequence[str]) -> InputError:
-    """Return the error for a missing track. tracks: their descriptions."""
+    """Return the error for a track number that does not exist. tracks: descriptions of the existing tracks."""
     found = f"{len(tracks)} audio tracks" if len(tracks) != 1 else "one audio track"
     return InputError(f"{name} has {found}, and no track {number}", "audio_track", f"choose one ({'; '.join(tracks)})")

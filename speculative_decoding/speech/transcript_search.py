@@ -1,4 +1,4 @@
-"""openai-whisper's beam search. It requires beam_search/, and is imported only if `num_beams` is greater than 1."""
+"""openai-whisper's beam search. Imported only if `num_beams` is greater than 1, because it requires beam_search/."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..beam_search.search import BeamSearch, Continuation, Hypothesis, in_parent
 class TranscriptBeamSearch(BeamSearch):
     """Beam search as in openai-whisper 20250625 (`BeamSearchDecoder` and `MaximumLikelihoodRanker` in decoding.py).
 
-    The search stops when `num_beams` outputs have ended. Scores are log-probabilities per token. The end token counts
-    in the log-probability, but not in the length.
+    The search stops once `num_beams` outputs are complete. A score is an output's log-probability divided by its
+    length; the end token contributes to the log-probability, but not to the length.
     """
 
     normalizes_after_constraints = True
@@ -35,7 +35,7 @@ class TranscriptBeamSearch(BeamSearch):
         return [each.beam for each in followed]
 
     def best(self, count: int) -> list[Hypothesis]:
-        """Return the best outputs, best first. Of two outputs with equal scores, the earlier one comes first."""
+        """Return the best outputs, best first. Outputs with equal scores are in the order in which they ended."""
         return sorted(self.finished, key=lambda each: -each.score)[:count]
 
     def _finish(self, score: float, tokens: Sequence[int]) -> None:

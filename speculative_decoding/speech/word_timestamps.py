@@ -1,4 +1,4 @@
-"""The time of each word, from cross-attention and dynamic time warping (openai-whisper 20250625, timing.py)."""
+"""Times each word by dynamic time warping of cross-attention (openai-whisper 20250625, timing.py)."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def align(
     """Find the times of words.
 
     Args:
-        words: The words of a window and, last, the end token.
+        words: The words of a window, followed by the end token.
         scores: (heads, L, S) cross-attention scores before the softmax.
-        first: The position that predicts the first token of the words. The input at the last position is the end token.
-        probabilities: One for each token except the end token.
+        first: The position that predicts the first word's first token. The input at the last position is the end token.
+        probabilities: The probability of each token except the end token.
     """
     if len(words) <= 1:
         return []
@@ -57,7 +57,7 @@ def attention(scores: NDArray[np.float32]) -> NDArray[np.float32]:
     """(heads, L, S) scores -> (L, S): the mean over heads of normalized, smoothed probabilities."""
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    with np.errstate(invalid="ignore"):  # 0 / 0 where no token attends to a position
+    with np.errstate(invalid="ignore"):  # 0 / 0 at positions to which no token attends
         weights = (weights - weights.mean(axis=-2, keepdims=True)) / weights.std(axis=-2, keepdims=True)
     half = MEDIAN_WIDTH // 2
     if weights.shape[-1] > half:
@@ -71,14 +71,13 @@ def attention(scores: NDArray[np.float32]) -> NDArray[np.float32]:
 def cheapest_path(costs: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows and columns of the cheapest path through (N, M) costs, found by dynamic time warping.
 
-    The path connects the first entry to the last one. A step moves to the next row, the next column, or both. If sums
-    are equal, the step to the next column is taken. Sums are float32. The entries of an anti-diagonal are computed
-    together.
+    The path connects the first entry to the last one. A step moves to the next row, the next column, or both. Ties go
+    to the step to the next column. Sums are computed in float32, one anti-diagonal at a time.
     """
     rows, columns = costs.shape
     steps = np.full((rows + 1, columns + 1), 2, np.int8)
     steps[:, 0] = 1
-    before, last = np.full((2, rows + 1), np.inf, np.float32)  # sums by row, on the last two anti-diagonals
+    before, last = np.full((2, rows + 1), np.inf, np.float32)  # sums on the last two anti-diagonals, indexed by row
     before[0] = 0
     for diagonal in range(2, rows + columns + 1):
         low, high = max(1, diagonal - columns), min(rows, diagonal - 1)
@@ -116,7 +115,7 @@ def add_words(
         window: The window.
         text: Identifies text tokens.
         options: The options, which list the punctuation.
-        last_speech: When the speech before this window ended, in seconds.
+        last_speech: The end of the last word before this window, in seconds.
     """
     durations = np.array([word.end - word.start for word in words])
     durations = durations[durations.nonzero()]
@@ -135,7 +134,7 @@ def add_words(
 
 
 def segment_words(waiting: Iterator[TimedWord], num_tokens: int, offset: float) -> list[Word]:
-    """Take the next words until they have `num_tokens` tokens, and add `offset` seconds to their times."""
+    """Take the next words up to a total of `num_tokens` tokens, and add `offset` seconds to their times."""
     found = []
     while num_tokens > 0 and (timed := next(waiting, None)) is not None:
         num_tokens -= len(timed.tokens)
@@ -156,7 +155,7 @@ def shorten_at_sentence_ends(words: Sequence[TimedWord], longest: float) -> None
 
 
 def shorten_after_pause(words: Sequence[Word], last_speech: float, median: float) -> None:
-    """Shorten the first two words after a pause, because their times often begin too early."""
+    """Shorten the first two words after a pause if they are too long, because their times often begin too early."""
     first, longest = words[0], 2 * median
     second = words[1] if len(words) > 1 else None
     is_long = first.end - first.start > longest or (second is not None and second.end - first.start > 2 * longest)
@@ -180,7 +179,7 @@ def fit(segment: Segment, words: Sequence[Word], median: float) -> None:
 
 
 def merge_punctuation(words: Sequence[TimedWord], prepended: str, appended: str) -> None:
-    """Merge punctuation into the word that it belongs to. The word of a merged mark becomes empty."""
+    """Merge each punctuation mark into the word that it belongs to. The mark's own entry becomes empty."""
     if not words:
         return
     following = words[-1]

@@ -1,7 +1,7 @@
 """Training batches, built from examples and teacher targets.
 
-Distributions cover a few candidate ids instead of the whole vocabulary. The examples and random choices of a step
-depend only on the seed and the step, so a resumed run repeats them.
+Distributions cover a few candidate ids instead of the whole vocabulary. A step's examples and random choices depend
+only on the seed and the step's number, so a resumed run makes the same choices.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .outputs import Example
 from .teacher import TeacherTargets
 
 DRAFT_STEPS = 5  # tokens that a head drafts after each anchor
-FREQUENT_CANDIDATES = 1536  # the most frequent ids, which are candidates in every step
-LIKELY_CANDIDATES = 768  # additional ids with the highest probability in the labels
+FREQUENT_CANDIDATES = 1536  # number of the most frequent ids, which are candidates in every step
+LIKELY_CANDIDATES = 768  # number of additional ids that have the highest probabilities in the labels
 RANDOM_CANDIDATES = 512  # additional random ids
 
 
@@ -33,8 +33,8 @@ class Labels(NamedTuple):
         candidates: (C,) vocabulary ids that the distributions cover.
         ids: (N, 16) the most likely ids.
         probs: (N, 16) their probabilities; 0 for padding.
-        written: (N,) the id in the target's output.
-        weights: (N,) weight of each position; they sum to 1.
+        written: (N,) the ids in the target's output.
+        weights: (N,) the weights of the positions; they sum to 1.
     """
 
     candidates: mx.array
@@ -44,7 +44,7 @@ class Labels(NamedTuple):
     weights: mx.array
 
     def select(self, positions: mx.array, weight_factor: int) -> Labels:
-        """Return the labels at some positions, with their weights multiplied by a factor."""
+        """Return the labels at the given positions, with their weights multiplied by `weight_factor`."""
         ids, probs, written, weights = (each[positions.reshape(-1)] for each in self[1:])
         return Labels(self.candidates, ids, probs, written, weight_factor * weights)
 
@@ -53,8 +53,8 @@ class HeadBatch(NamedTuple):
     """Inputs of a draft head: A anchors in each of B examples, and `DRAFT_STEPS` tokens after each anchor.
 
     Args:
-        hidden: (B, A, layers * d) normalized target states at the position before the anchor.
-        is_first: (B, A, 1) whether the anchor is the first position, which no state precedes.
+        hidden: (B, A, layers * d) the target's normalized states at the position before each anchor.
+        is_first: (B, A, 1) whether the anchor is the first position, so that no state precedes it.
         tokens: (DRAFT_STEPS, B, A) input tokens of each draft step.
         encoder_output: (B, S, d).
         mask: (B, S) whether a source position is real.
@@ -71,7 +71,7 @@ class HeadBatch(NamedTuple):
     def part(self, rank: int, size: int) -> HeadBatch:
         """Return every size-th example, starting at this rank.
 
-        The mean of the losses (and of the gradients) of all parts equals the loss (gradient) of the batch.
+        Averaging the losses and the gradients of all parts yields the loss and the gradient of the whole batch.
         """
         rows, factor = rows_of_rank(len(self.mask), rank, size)
         positions = mx.arange(self.tokens.size).reshape(self.tokens.shape)[:, rows]
@@ -109,7 +109,7 @@ class SequenceBatch(NamedTuple):
 
 
 def rows_of_rank(count: int, rank: int, size: int) -> tuple[mx.array, int]:
-    """Return a rank's examples and the factor for their weights. A rank with no examples gets one of weight 0."""
+    """Return a rank's examples, and the factor for their weights. A rank without examples gets one with factor 0."""
     return mx.arange(min(rank, count - 1), count, size), size if rank < count else 0
 
 
@@ -135,7 +135,7 @@ class Sampler:
         return [int(index) for index in order[batch * self.batch_size : (batch + 1) * self.batch_size]]
 
     def rng(self, step: int) -> np.random.Generator:
-        """Return the generator for a step's other random choices."""
+        """Return the random generator for a step's other choices."""
         return np.random.default_rng([self.seed, 1, step])
 
 
@@ -150,16 +150,16 @@ def make_labels(
 ) -> Labels:
     """Choose the candidates of a step, and express the labels as indices into them.
 
-    Candidates are the frequent ids, the ids that the labels make most likely, and random ids. Without random ids, the
-    draft would never learn to avoid tokens that no label contains.
+    The candidates are the frequent ids, the most likely ids according to the labels, and random ids. Without random
+    ids, the draft would not learn to avoid tokens that no label contains.
 
     Args:
         ids: (N, 16) the target's most likely ids.
         probs: (N, 16) their probabilities.
         written: (N,) ids in the target's outputs.
-        weights: (N,) weight of each position; 0 for padding.
+        weights: (N,) the weights of the positions; 0 for padding.
         frequent: Ids that are candidates in every step.
-        vocab_size: The number of ids.
+        vocab_size: The number of ids in the vocabulary.
         rng: Chooses the random ids.
     """
     candidate_index = np.full(vocab_size, -1, np.int32)
@@ -168,7 +168,7 @@ def make_labels(
     is_real = weights > 0
     weighted = (probs[is_real] * weights[is_real, None]).ravel()
     mass = np.bincount(ids[is_real].ravel(), weighted, minlength=vocab_size).astype(np.float64)
-    mass[written[is_real]] += 1.0  # so that written ids come first
+    mass[written[is_real]] += 1.0  # so that ids in the outputs come first
 
     rest = rng.permutation(np.flatnonzero(candidate_index < 0))
     likely = min(LIKELY_CANDIDATES, len(rest))
@@ -256,7 +256,7 @@ def make_sequence_batch(
     vocab_size: int,
     rng: np.random.Generator,
 ) -> SequenceBatch:
-    """Build a batch for a draft model, with every position of each output."""
+    """Build a batch for a draft model, using every position of each output."""
     source_shape = (len(examples), max(len(each.source) for each in examples))
     shape = (len(examples), max(len(each.output) for each in examples))
     width = targets[0].ids.shape[1]

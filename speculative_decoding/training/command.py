@@ -33,7 +33,7 @@ LEARNING_RATES = {"head": 1e-3, "model": 3e-4}
 
 @dataclass(frozen=True)
 class TrainFlags(TrainingOptions):
-    """The flags of `train`. Raises `InputError` for contradictions."""
+    """The flags of `train`. Raises `InputError` if they contradict each other."""
 
     model: A[str | None, Text(), "the target: a folder, or a name under models/", Flag(metavar="NAME")] = None
     output: A[Path | None, File(), "the folder to write; unfinished work is kept in OUTPUT.training"] = None
@@ -181,7 +181,7 @@ def require_readable(target: ModelHandle, flags: TrainFlags, has_recordings: boo
 
 
 def require_enough(run: TrainingRun, name: str) -> None:
-    """Raise `InputError` for a file without prompts or recordings, or fewer prompts than a training step has.
+    """Raise `InputError` if a file has no prompts or recordings, or if there are too few prompts for a training step.
 
     name: The option that names the files.
     """
@@ -194,7 +194,7 @@ def require_enough(run: TrainingRun, name: str) -> None:
 
 
 def finish(run: TrainingRun, output: Path, made_for: str) -> None:
-    """Measure the draft on held-out prompts and write its folder."""
+    """Measure the draft on the held-out prompts, and write its folder."""
     tokens_per_call = {name: stats.tokens_per_target_call for name, stats in run.held_out_stats.items()}
     for name, tokens in tokens_per_call.items():
         say(
@@ -218,7 +218,7 @@ def finish(run: TrainingRun, output: Path, made_for: str) -> None:
 
 
 def open_initial_draft(flags: TrainFlags, target: ModelHandle) -> ModelHandle | DraftHeadHandle | None:
-    """Return the draft to start from, without its weights."""
+    """Open the draft to start from, without loading its weights."""
     if flags.draft_model is None:
         return None
     handle = open_draft(find(flags.draft_model, "draft_model"), target, dtype="float32")
@@ -244,7 +244,7 @@ def describe_report(report: Report) -> str:
 
 
 def plot_curves(path: Path, history: Sequence[Sequence[float]]) -> None:
-    """Plot loss, agreement and tokens per call by step, if matplotlib is installed."""
+    """Plot loss, agreement and tokens per call against the step, if matplotlib is installed."""
     try:
         import matplotlib
     except ImportError:

@@ -1,4 +1,4 @@
-"""The distance between the draft's and the target's distributions.
+"""The training loss: the distance between the draft's and the target's distributions.
 
 Cross-entropy (CE), Kullback-Leibler divergence (KL) and total variation (TV): Zhou et al. 2023, "DistillSpec"
 (2310.08461). TV equals 1 - P(a draft token is accepted).
@@ -12,7 +12,7 @@ from ..models.attention import capped
 from ..models.backend import replaced_on_cpu
 from .batches import Labels
 
-CE_SHARE = 0.1  # share of the cross-entropy of the target's output in the loss
+CE_SHARE = 0.1  # share of the loss that is the cross-entropy of the target's output
 MIN_PROB = 1e-9
 
 
@@ -26,16 +26,16 @@ def training_loss(
     soft_cap: float | None = None,
     trains_output_matrix: bool = True,
 ) -> mx.array:
-    """Return the weighted mean of 0.1 CE + 0.9 KL(target, draft), or of 0.1 CE + 0.9 TV; differentiable.
+    """Return the weighted mean of 0.1 CE + 0.9 KL(target, draft) or 0.1 CE + 0.9 TV. It is differentiable.
 
-    The draft's distributions have the logits `states @ output_matrix`.
+    The logits of the draft's distributions are `states @ output_matrix`.
 
     Args:
         states: (N, d).
         output_matrix: (d, C), for `labels.candidates`.
         labels: The target's distributions.
-        total_variation: Use TV instead of KL.
-        soft_cap: The soft cap of the logits (Gemma).
+        total_variation: Whether to use TV instead of KL.
+        soft_cap: The logits' soft cap (Gemma).
         trains_output_matrix: Whether to compute the gradient of `output_matrix`. Only the CPU version uses this;
             MLX skips unused gradients.
     """

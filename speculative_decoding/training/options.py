@@ -13,7 +13,7 @@ BATCH_SIZE = 24
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Options of a training run; the command's flags are made from these fields."""
+    """Options of a training run. The command's flags are generated from these fields."""
 
     seed: A[int, Int(0), "random seed"] = 0
     max_tokens: A[int, Int(1), "maximum tokens of an output"] = 128

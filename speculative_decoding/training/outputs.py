@@ -24,7 +24,7 @@ from ..session import Session
 from .options import TrainingOptions
 from .training_group import SINGLE_PROCESS, TrainingGroup
 
-# The logs in a work folder; one of them contains the settings of the run. Increase the version to reject old folders.
+# The logs in a work folder; one of them contains the run's settings. Increase the version to reject old folders.
 LOG_FORMAT = LogFormat(
     "output",
     version=5,
@@ -35,9 +35,9 @@ LOG_FORMAT = LogFormat(
 
 @dataclass(frozen=True, eq=False)
 class SpeechWindow:
-    """The source of an example for a speech model.
+    """The source of a speech model's training example.
 
-    frames: Log-mel frames (T, mel bands), T even.
+    frames: Log-mel frames (T, mel bands), where T is even.
     """
 
     frames: NDArray[np.float16]
@@ -49,7 +49,7 @@ class SpeechWindow:
 
 @dataclass(frozen=True)
 class Example:
-    """A source with an output of the target.
+    """A source with the target's output for it.
 
     Args:
         source: Token ids, or a window of a recording.
@@ -62,22 +62,23 @@ class Example:
     prefix: Sequence[int] = ()
 
     def read_source(self) -> Source:
-        """Return the source for the model. Each call creates `AudioFrames`, which would keep their encoder output."""
+        """Return the source for the model. Each call creates `AudioFrames`, because these keep their encoder output."""
         if isinstance(self.source, SpeechWindow):
             return AudioFrames(mx.array(self.source.frames.astype(np.float32)))
         return self.source
 
     def decoder_input(self, start_token: int) -> list[int]:
-        """Return the decoder input that predicts the output: the prefix and all output ids but the last."""
+        """Return the decoder input for predicting the output: the prefix and all output ids except the last."""
         return [*(self.prefix or [start_token]), *self.output[:-1]]
 
 
 def output_request(options: TrainingOptions, index: int, prompt: str) -> dict[str, Any]:
-    """Return the request that decodes a prompt. Seed and index decide whether its output is sampled."""
+    """Return the request that decodes a prompt. Whether its output is sampled depends on the seed and the index."""
     rng = np.random.default_rng([options.seed, 2, index])
     if rng.random() >= options.sampled_share:
         return {"prompt": prompt}
-    # Coupled sampling depends on the seed only; other rules also depend on the drafts, which change over time.
+    # Coupled sampling depends only on the seed; other acceptance rules also depend on the drafts, which change over
+    # time.
     seed = int(rng.integers(MAX_SEED, endpoint=True))
     return {"prompt": prompt, "temperature": 1.0, "acceptance": "coupled", "seed": seed}
 
@@ -91,10 +92,10 @@ def write_outputs(
     processes: TrainingGroup = SINGLE_PROCESS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[int, Example]:
-    """Decode the prompts whose outputs the folder lacks. Returns all outputs by the index of their prompt.
+    """Decode the prompts whose outputs the folder lacks. Returns all outputs, keyed by prompt index.
 
-    Prompts that cannot be decoded (blank or too long) are left out. Each process decodes its share into a separate log.
-    `progress` receives the number of finished prompts.
+    Prompts that cannot be decoded (blank or too long) are left out. Each process decodes its share, and appends the
+    outputs to its own log. `progress` receives the number of finished prompts.
     """
     vocab_size = session.model.config.vocab_size
     with processes.in_turn():
@@ -122,7 +123,7 @@ def write_outputs(
 
 
 def read_outputs(folder: Path, vocab_size: int) -> dict[int, Example | None]:
-    """Return the outputs in the logs of all processes, by the index of their prompt."""
+    """Return the outputs in all processes' logs, keyed by prompt index."""
     known: dict[int, Example | None] = {}
     for path in sorted(folder.glob("outputs*.jsonl")):
         with Log.open(path, LOG_FORMAT, {}) as log:
@@ -131,7 +132,7 @@ def read_outputs(folder: Path, vocab_size: int) -> dict[int, Example | None]:
 
 
 def parse_output(line: bytes, vocab_size: int) -> tuple[int, Example | None] | None:
-    """Return a prompt's index and its output (None if the prompt cannot be decoded), or None for a damaged line."""
+    """Return a prompt's index and output (None if the prompt cannot be decoded). Returns None for a damaged line."""
     try:
         index, *parts = parse_line(line)
         return int(index), Example(*(checked_ids(part, vocab_size) for part in parts)) if parts else None
@@ -141,9 +142,9 @@ def parse_output(line: bytes, vocab_size: int) -> tuple[int, Example | None] | N
 
 @contextmanager
 def appended(path: Path, size: int) -> Iterator[BufferedWriter]:
-    """Open a file of arrays to append to its first `size` bytes, which a log in the same folder counts.
+    """Open a file of arrays for appending after its first `size` bytes, the size recorded in the folder's log.
 
-    Raises `InputError` if the file is shorter. New bytes must be on disk before the log counts them.
+    Raises `InputError` if the file is shorter. New bytes must be on disk before they are recorded in the log.
     """
     with path.open("ab") as file:
         if file.tell() < size:

@@ -1,7 +1,7 @@
 """Transcribed recordings, for training the draft of a speech model.
 
-The transcripts serve as outputs, so the target decodes nothing. They may come from this package, or be texts that were
-read aloud. In both cases, the labels are the target's distributions.
+The transcripts serve as outputs, so the target need not decode any. A transcript may come from this package, or be a
+text that was read aloud. In both cases, the labels are the target's distributions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..models.speech_languages import code_of_language
 
 
 class Spoken(NamedTuple):
-    """A part of a transcript. start, end: in seconds."""
+    """A segment of a transcript. start, end: in seconds."""
 
     start: float
     end: float
@@ -60,4 +60,4 @@ def read_manifest(path: Path) -> list[Recording]:
     return recordings
 
 
-Prompt = str | Recording  # an item for training or measuring a draft
+Prompt = str | Recording  # an item on which a draft is trained or measured

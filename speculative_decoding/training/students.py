@@ -25,11 +25,11 @@ Batch = HeadBatch | SequenceBatch
 
 @dataclass(frozen=True)
 class Student(ABC):
-    """A network in training.
+    """A network that is being trained.
 
     Args:
-        target: The teacher.
-        module: The network.
+        target: The model that is the teacher.
+        module: The network to train.
         frequent: Ids that are candidates in every step.
     """
 
@@ -45,7 +45,7 @@ class Student(ABC):
 
     @abstractmethod
     def states(self, batch: Any) -> mx.array:
-        """Return the final states (N, d) at the label positions; (N, d + 1) if the output matrix has a bias row."""
+        """Return the final states at the label positions, (N, d); (N, d + 1) if the output matrix has a bias row."""
 
     @abstractmethod
     def draft(self) -> EncoderDecoder | DraftHead:
@@ -57,12 +57,12 @@ class Student(ABC):
         """The model whose output matrix and soft cap produce the draft's logits."""
 
     def output_matrix(self, batch: Batch) -> mx.array:
-        """Return the output matrix (d, C) of the candidates; (d + 1, C) with a bias row."""
+        """Return the candidates' output matrix, (d, C); (d + 1, C) with a bias row."""
         matrix = output_matrix_of(self.output_model, batch.labels.candidates)
         return matrix if self.trains_output_matrix else mx.stop_gradient(matrix)
 
     def agreement(self, batch: Batch) -> mx.array:
-        """Return the weighted share of positions where the draft's most likely token is the target's."""
+        """Return the weighted share of positions at which the draft's most likely token equals the target's token."""
         is_equal = mx.argmax(self.states(batch) @ self.output_matrix(batch), axis=-1) == batch.labels.written
         return (is_equal * batch.labels.weights).sum()
 
@@ -134,9 +134,10 @@ class ModelStudent(Student):
 
 
 def output_matrix_of(model: EncoderDecoder, ids: mx.array) -> mx.array:
-    """Return the matrix (d, N) that maps states to the logits of these ids before any soft cap.
+    """Return the matrix that maps states to the logits of these ids before any soft cap, (d, N).
 
-    A bias becomes a last row, (d + 1, N). Feeding the identity through the head also works for quantized weights.
+    A bias becomes an additional last row, (d + 1, N). The matrix is the head's output for an identity matrix, which
+    also works for quantized weights.
     """
     head = model.head_of(ids)
     width = model.config.d_model
@@ -144,11 +145,11 @@ def output_matrix_of(model: EncoderDecoder, ids: mx.array) -> mx.array:
     if "logits_bias" not in model:
         logits = head(mx.eye(width))
         return logits if cap is None else cap * mx.arctanh(logits / cap)
-    logits = head(mx.eye(width + 1, width))  # the last row is a zero state, whose logits are the bias
+    logits = head(mx.eye(width + 1, width))  # the last row is a zero state; its logits are the bias
     return mx.concatenate([logits[:-1] - logits[-1:], logits[-1:]])
 
 
 def flatten_states(model: EncoderDecoder, states: mx.array) -> mx.array:
-    """Reshape (B, L, d) to (B * L, d), and append a 1 for the bias row of `output_matrix_of` if the model has one."""
+    """Reshape (B, L, d) to (B * L, d). If the model has a bias, append a 1 for the bias row of `output_matrix_of`."""
     rows = states.reshape(-1, states.shape[-1])
     return mx.pad(rows, [(0, 0), (0, 1)], constant_values=1) if "logits_bias" in model else rows

@@ -1,6 +1,6 @@
 """Computes a student's training targets: the target's hidden states, most likely next tokens and encoder output.
 
-`TargetStore` reads the targets from files that a resumed run reuses, or computes them on demand.
+`TargetStore` reads the targets from files, which a resumed run reuses, or computes them on demand.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ..sampling.distribution import BLOCK, in_blocks
 from .outputs import LOG_FORMAT, Example, appended
 
 TEACHER_BATCH = 32  # examples in a forward pass
-TEACHER_POSITIONS = 1 << 14  # padded source positions in a forward pass of several examples
+TEACHER_POSITIONS = 1 << 14  # padded source positions in a forward pass over several examples
 
 Halfs = NDArray[np.float16]
 
 
 class TeacherTargets(NamedTuple):
-    """Training targets of one example with L output tokens and S source tokens.
+    """Training targets for one example with L output tokens and S source tokens.
 
     Args:
         hidden: (L, layers * d) normalized states; row i belongs to the decoder input before output token i.
@@ -52,7 +52,7 @@ class Teacher:
 
     Args:
         target: The model.
-        layers: Decoder layers with the states that the student reads; empty for a draft model.
+        layers: The decoder layers whose states the student reads; empty for a draft model.
     """
 
     def __init__(self, target: EncoderDecoder, layers: Sequence[int]) -> None:
@@ -78,7 +78,7 @@ class Teacher:
         lengths = [len(example.output) for example in examples]
         places = [slice(len(each) - length, len(each)) for each, length in zip(inputs, lengths, strict=True)]
         numbers = np.arange(tokens.size).reshape(tokens.shape)
-        rows = np.concatenate([numbers[i, place] for i, place in enumerate(places)])  # rows that predict the outputs
+        rows = np.concatenate([numbers[i, place] for i, place in enumerate(places)])  # inputs that predict the outputs
         final = self.target.final_states(hidden[-1]).flatten(0, 1)[mx.array(rows)]
         ids, probs = most_likely(self.target.logits(final), self._label_ids)
         states = [normed(hidden[layer]) for layer in self.layers]
@@ -105,7 +105,7 @@ def most_likely(logits: mx.array, k: int) -> tuple[NDArray[np.int32], Halfs]:
     """
     logits = logits.astype(mx.float32)
     blocks = in_blocks(logits)
-    chosen = largest(blocks.max(axis=-1), k)[..., None]  # other blocks cannot contain any of the k ids
+    chosen = largest(blocks.max(axis=-1), k)[..., None]  # no other block can contain any of the k ids
     numbers = (chosen * BLOCK + mx.arange(BLOCK)).flatten(1)
     values = mx.take_along_axis(blocks, chosen, axis=1).flatten(1)
     order = largest(values, k)
@@ -118,7 +118,7 @@ def most_likely(logits: mx.array, k: int) -> tuple[NDArray[np.int32], Halfs]:
 
 @replaced_on_cpu
 def exp_sums(x: mx.array) -> mx.array:
-    """Return the sum of the exponentials of each row: (N, V) -> (N, 1)."""
+    """Return the sum of the exponentials in each row: (N, V) -> (N, 1)."""
     return mx.exp(x).sum(axis=-1, keepdims=True)
 
 
@@ -128,7 +128,7 @@ def largest(values: mx.array, k: int) -> mx.array:
 
 
 def encode_examples(target: EncoderDecoder, examples: Sequence[Example]) -> tuple[mx.array, mx.array]:
-    """Return the encoder outputs of the examples, padded with zeros (B, S, d), and their mask (B, S)."""
+    """Return the examples' encoder outputs, padded with zeros, (B, S, d), and their mask, (B, S)."""
     rows = target.encode_rows([example.read_source() for example in examples])
     longest = max(row.shape[1] for row in rows)
     mask = mx.arange(longest) < mx.array([row.shape[1] for row in rows])[:, None]
@@ -146,7 +146,7 @@ class TargetStore:
     def __init__(self, teacher: Teacher, examples: Sequence[Example]) -> None:
         self.teacher = teacher
         self.examples = examples
-        self._arrays: dict[str, NDArray[Any]] = {}  # fields of all examples, concatenated; empty until kept
+        self._arrays: dict[str, NDArray[Any]] = {}  # each field for all examples, concatenated; empty before `keep`
         output_ends = np.cumsum([0, *(len(each.output) for each in examples)])
         source_ends = np.cumsum([0, *(len(each.source) for each in examples)])
         self._ends = {
@@ -158,11 +158,11 @@ class TargetStore:
 
     @property
     def nbytes(self) -> int:
-        """Size of all targets on disk."""
+        """Size of all targets on disk, in bytes."""
         return sum(self._field_bytes(name, len(self.examples)) for name in self._ends)
 
     def _field_bytes(self, name: str, count: int) -> int:
-        """Return the size of a field of the first `count` examples."""
+        """Return the size in bytes of a field for the first `count` examples."""
         width, dtype = self.teacher.widths()[name]
         return int(self._ends[name][count]) * width * np.dtype(dtype).itemsize
 
@@ -170,7 +170,7 @@ class TargetStore:
         """Compute the targets that the folder lacks. Afterwards, `get` reads from the folder.
 
         Raises:
-            InputError: The disk is too small, or the folder is damaged or belongs to other examples.
+            InputError: The disk has too little free space, or the folder is damaged or belongs to other examples.
         """
         folder.mkdir(parents=True, exist_ok=True)
         log_format = replace(LOG_FORMAT, start_over=f"delete {folder}")
@@ -194,7 +194,7 @@ class TargetStore:
                 if number % 16 == 0 or done == len(self.examples):
                     for file in files.values():
                         file.flush()
-                        os.fsync(file.fileno())  # must be on disk before the log counts it
+                        os.fsync(file.fileno())  # must be on disk before the log records it
                     log.append(done, sync=True)
                 progress(done)
 
@@ -218,7 +218,7 @@ class TargetStore:
 
 
 def batch_ends(examples: Sequence[Example], start: int) -> Iterator[int]:
-    """Yield the end of each batch of examples for the teacher, from `start`."""
+    """Divide the examples from `start` on into batches for the teacher, and yield the end index of each batch."""
     longest = count = 0
     for end in range(start, len(examples)):
         longest = max(longest, len(examples[end].source))
@@ -231,6 +231,6 @@ def batch_ends(examples: Sequence[Example], start: int) -> Iterator[int]:
 
 
 def parse_done(line: bytes) -> int | None:
-    """Return the number of examples whose targets are in the files beside a log, or None for a damaged line."""
+    """Return the number of examples whose targets are stored, or None for a damaged line."""
     done = parse_line(line)
     return done if type(done) is int else None

@@ -31,8 +31,8 @@ from .training_group import SINGLE_PROCESS, TrainingGroup
 
 REPORT_STEPS = 25
 NUM_DRAFT_TOKENS = 7  # draft length in measurements
-MEASUREMENTS = 8  # number of measurements on held-out prompts in a run
-MEASURED_PROMPTS = 60  # approximate number per measurement; the last one uses all held-out prompts
+MEASUREMENTS = 8  # number of measurements on held-out prompts during a run
+MEASURED_PROMPTS = 60  # approximate number per measurement; the last measurement uses all held-out prompts
 SAVE_SECONDS = 60.0
 HISTORY = ("step", "progress", "loss", "agreement", "tokens_per_call")
 
@@ -51,7 +51,7 @@ class Schedule:
         return min(1.0, done)
 
     def rate(self, step: int, progress: float) -> float:
-        """Return the learning rate: a linear warm-up of 80 steps, and half a cosine period that ends at 2 %."""
+        """Return the learning rate: a linear warm-up of 80 steps, times half a cosine period that ends at 2 %."""
         warm_up = min(1.0, (step + 1) / 80)
         cosine = 0.5 * (1 + math.cos(math.pi * progress))
         return self.learning_rate * warm_up * (0.02 + 0.98 * cosine)
@@ -65,10 +65,10 @@ class Report:
         step: Number of steps taken.
         progress: Progress from 0 to 1.
         seconds: Time spent in steps.
-        positions: Output tokens trained on.
+        positions: Number of output tokens trained on.
         loss: Loss of the last step.
-        agreement: Share of positions where the draft's most likely token is the target's.
-        tokens_per_call: Tokens per target call on held-out prompts, if this report measured it.
+        agreement: Share of positions at which the draft's most likely token equals the target's token.
+        tokens_per_call: Tokens per target call on held-out prompts; None unless measured for this report.
     """
 
     step: int
@@ -90,12 +90,13 @@ class Trainer:
         sampler: Chooses the examples of each step.
         schedule: Learning rate and length.
         session: Decodes the held-out prompts.
-        held_out: Prompts or recordings to measure on, by the name of their file.
+        held_out: Prompts or recordings to measure on, keyed by file name.
         checkpoint: The file to save to and resume from.
         processes: The ranks of this run.
 
     Attributes:
-        final_stats: The result of `measure` at the end. Empty before that, after resuming, and on ranks other than 0.
+        final_stats: The result of `measure` at the end of training. Empty until then, after a finished run is resumed,
+            and on ranks other than 0.
     """
 
     student: Student
@@ -118,7 +119,7 @@ class Trainer:
         self._optimizer.init(self._parameters)
 
     def run(self) -> Iterator[Report]:
-        """Train to the end of the schedule. The student has the current weights at each report."""
+        """Train to the end of the schedule. The student has its current weights when a report is yielded."""
         last_save = time.monotonic()
         measurements = int(MEASUREMENTS * self._progress)
         while self._progress < 1.0:
@@ -154,7 +155,7 @@ class Trainer:
             yield Report(self.step, self._progress, self.seconds, self.positions, loss, agreement, tokens_per_call)
 
     def measure(self) -> dict[str, GenerationStats]:
-        """Decode all held-out prompts with the current draft. Returns the statistics of each file."""
+        """Decode all held-out prompts with the current draft. Returns the statistics for each file."""
         held_out = {name: prompts for name, prompts in self.held_out.items() if prompts}
         return {name: measure_draft(self.session, self.student, prompts) for name, prompts in held_out.items()}
 
@@ -208,7 +209,7 @@ class Trainer:
                 write_npz(file, arrays)
 
     def resume(self) -> None:
-        """Read the checkpoint if it exists. Raises `CheckpointError` if it does not fit this training run."""
+        """Read the checkpoint if it exists. Raises `CheckpointError` if it belongs to a different training run."""
         if not self.checkpoint.exists():
             return
         saved = read_npz(self.checkpoint)
@@ -237,12 +238,12 @@ def to_float(array: mx.array) -> float:
 
 
 def storable(array: mx.array) -> mx.array:
-    """Convert an array to a type and shape that our .npz reader accepts."""
+    """Convert an array to a dtype and shape that our .npz reader accepts."""
     return (array.astype(mx.uint32) if mx.issubdtype(array.dtype, mx.integer) else array).reshape(-1)
 
 
 def total_stats(stats: Mapping[str, GenerationStats]) -> GenerationStats:
-    """Return the sum over all files."""
+    """Return the total over all files."""
     found = GenerationStats()
     for each in stats.values():
         found.add(each)
@@ -250,7 +251,7 @@ def total_stats(stats: Mapping[str, GenerationStats]) -> GenerationStats:
 
 
 def measure_draft(session: Session, student: Student, prompts: Sequence[Prompt]) -> GenerationStats:
-    """Decode prompts or transcribe recordings greedily with the student as draft. Returns the total statistics."""
+    """Decode prompts or transcribe recordings greedily, with the student as draft. Returns the total statistics."""
     drafting = Session(session.model, session.tokenizer, student.draft(), slots=16)
     stats = GenerationStats()
     # strict=False: only counts matter, so there is no need to calibrate exact passes

@@ -1,7 +1,7 @@
 """Data-parallel training over the processes started by `mlx.launch`.
 
-Every rank takes the same steps on its part of the examples, with averaged gradients. A single process does not
-communicate.
+Every rank processes its part of the examples in each step, and gradients are averaged over the ranks. A single process
+does not communicate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..errors import InputError
 
 @dataclass(frozen=True)
 class TrainingGroup:
-    """The ranks of one training run; without a `group`, only this process.
+    """The ranks of one training run; only this process if `group` is None.
 
     All ranks must call the methods that communicate (`mean`, `from_first`, `in_turn`) in the same order. These methods
     raise `InputError` if another rank has ended.
@@ -50,10 +50,10 @@ class TrainingGroup:
         return self.rank == 0
 
     def mean(self, tree: Any) -> Any:
-        """Average a tree of arrays, all of one dtype, over the ranks."""
+        """Average a tree of arrays over the ranks. All arrays must have the same dtype."""
         if self.size == 1:
             return tree
-        mx.eval(tree)  # raise errors of the computation here, so that they are not reported as a lost rank
+        mx.eval(tree)  # raise errors in the computation here, so that they are not reported as a lost rank
         try:
             averaged = nn.average_gradients(tree, self.group)
             mx.eval(averaged)
@@ -64,14 +64,14 @@ class TrainingGroup:
         return averaged
 
     def from_first(self, number: float) -> float:
-        """Return the first rank's number on every rank."""
+        """Return the first rank's `number` on every rank."""
         if self.size == 1:
             return number
         return self.mean([mx.array(number * self.size if self.is_first else 0.0)])[0].item()
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Run the block on one rank at a time, after all have reached it. Ranks continue when the last one is done."""
+        """Run the block on one rank at a time, once all ranks have reached it. None continues before all are done."""
         for _ in range(self.rank + 1):
             self.from_first(0.0)
         yield

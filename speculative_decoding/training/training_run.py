@@ -1,4 +1,4 @@
-"""A training run from prompts to the folder of a draft: outputs, teacher targets, steps, measurements.
+"""A training run, from prompts to a draft's folder: outputs, teacher targets, steps, measurements.
 
 Unfinished work is kept in a folder next to the output folder. A killed run resumes from it.
 """
@@ -48,7 +48,7 @@ from .training_group import SINGLE_PROCESS, TrainingGroup
 
 WAY_OUT = Message("free disk space, or name another {output}")
 FREQUENT = 512  # ids that a head may propose for any source
-FREQUENT_SPEECH = 3072  # more than for text, where a head may also propose the ids of the source
+FREQUENT_SPEECH = 3072  # more than for text, where a head may also propose ids of the source
 Progress = Callable[[int], None]
 
 
@@ -58,7 +58,7 @@ class TrainingRun:
 
     Args:
         session: A session with the target.
-        prompts: Texts, or transcribed recordings for a speech model, by the name of their file.
+        prompts: Texts, or transcribed recordings for a speech model, keyed by file name.
         work: The folder for unfinished work.
         schedule: Learning rate and length.
         options: See `TrainingOptions`.
@@ -67,7 +67,7 @@ class TrainingRun:
 
     Attributes:
         training_prompts: The prompts to train on.
-        held_out: The prompts to measure on, by the name of their file.
+        held_out: The prompts to measure on, keyed by file name.
         examples: The decoded outputs, shortest first.
     """
 
@@ -93,7 +93,7 @@ class TrainingRun:
 
     def begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
         """Create the work folder, or check that it was created with the same settings."""
-        path = self.work / "settings.jsonl"  # a log without records
+        path = self.work / "settings.jsonl"  # there is a log, but it has no records
         log_format = replace(LOG_FORMAT, start_over=f"delete {self.work}")
         with self.processes.in_turn():
             if (self.work / "settings.json").exists():  # written by an earlier version
@@ -142,7 +142,7 @@ class TrainingRun:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The target's decoder layers whose states the draft reads."""
+        """The target's decoder layers from which the draft reads states."""
         if isinstance(self.draft, ModelHandle):
             return ()
         if self.draft is not None:
@@ -151,7 +151,7 @@ class TrainingRun:
 
     @cached_property
     def keeps_targets(self) -> bool:
-        """Whether to store teacher targets: they fit into `max_disk_gb` and, if none exist, half the free space."""
+        """Whether to store teacher targets: they fit into `max_disk_gb` and, if none are stored, half the free space."""
         has_begun = (self.work / "features").exists()
         fits = has_begun or self.store.nbytes <= shutil.disk_usage(self.work).free / 2
         return bool(self.processes.from_first(fits and self.store.nbytes <= self.options.max_disk_gb * 1e9))
@@ -207,11 +207,11 @@ class TrainingRun:
 
     @cached_property
     def held_out_stats(self) -> dict[str, GenerationStats]:
-        """Decoding statistics of the trained draft on the held-out prompts of each file."""
+        """The trained draft's decoding statistics on the held-out prompts of each file."""
         return self.trainer.final_stats or self.trainer.measure()
 
     def expected_speedup(self, tokens_per_call: float) -> float:
-        """Return the speedup over baseline decoding, predicted from the measured costs of this machine."""
+        """Return the speedup over baseline decoding, predicted from costs measured on this machine."""
         round_cost = self._costs.round_cost(NUM_DRAFT_TOKENS, NUM_DRAFT_TOKENS)
         return tokens_per_call * self._costs.baseline / round_cost
 
@@ -222,7 +222,7 @@ class TrainingRun:
 
     @property
     def memory_needed(self) -> int:
-        """The estimated bytes of the target, the student with gradients and two moments, and the logits of a step."""
+        """The estimated bytes for the target, the student with gradients and two moments, and the logits of a step."""
         width = self.session.model.config.d_model
         candidates = FREQUENT_CANDIDATES + LIKELY_CANDIDATES + RANDOM_CANDIDATES
         student = nbytes(self.draft.model) if isinstance(self.draft, ModelHandle) else 12 * width * width * 4
@@ -235,7 +235,7 @@ class TrainingRun:
 
         Args:
             output: The folder.
-            draw: Adds files to the folder.
+            draw: Adds files, such as plots, to the folder.
             facts: Entries of the folder's manifest.
         """
         student = self.student
@@ -256,9 +256,9 @@ def write_model(
 
     Args:
         output: The folder.
-        opened: The model, with the folder and checkpoint that it was loaded from.
-        dtype: The type of the stored weights.
-        also: Adds files to the folder.
+        opened: The model, with the folder and the checkpoint from which it was loaded.
+        dtype: The dtype of the stored weights.
+        also: Adds further files to the folder.
         facts: Entries of the folder's manifest.
     """
     model = opened.model

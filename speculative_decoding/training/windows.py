@@ -1,4 +1,4 @@
-"""Cuts transcribed recordings into windows, which are the training examples for the draft of a speech model."""
+"""Cuts transcribed recordings into windows, the training examples for a speech model's draft."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from .recordings import Recording, Spoken
 
 TIMED = 0.85  # share of outputs with timestamps
 PROMPTED = 0.5  # share of windows that have previous text in their prefix
-ROW = np.dtype("<f2")  # type of stored frames
+ROW = np.dtype("<f2")  # dtype of stored frames
 
 
 @dataclass(frozen=True)
 class WindowMaker:
-    """Cuts recordings into windows of up to 30 s, with as many whole segments as fit.
+    """Cuts recordings into windows of up to 30 s, each with as many complete segments as fit.
 
-    Windows that are at least half full are padded to 30 s, as in a transcription. Shorter windows are not padded,
-    because encoding takes most of the time.
+    Windows that are at least half full are padded to 30 s, as in a transcription. Shorter windows are not padded to 30
+    s, because encoding takes most of the time.
     """
 
     model: EncoderDecoder
     text: SpeechText
 
     def windows(self, recording: Recording, previous: Sequence[int], rng: np.random.Generator) -> Iterator[Example]:
-        """Yield the windows of a recording. previous: the output ids of earlier recordings."""
+        """Yield a recording's windows. previous: the output ids of earlier recordings."""
         audio = self.text.audio
         longest = audio.window_frames
         mel = open_audio(recording.audio, [audio.num_mel_bins])
@@ -49,7 +49,7 @@ class WindowMaker:
             if frame(rest[0].end) > start + longest:  # skip a pause
                 start = frame(rest[0].start)
             inside = [each for each in rest if frame(each.end) <= start + longest]
-            rest = rest[max(1, len(inside)) :]  # a segment that is longer than a window is left out
+            rest = rest[max(1, len(inside)) :]  # leaves out a segment that is longer than a window
             end = min(frame(rest[0].start) if rest else mel.num_frames, mel.num_frames, start + longest)
             if not inside or end <= start:
                 continue
@@ -103,8 +103,8 @@ def write_windows(
 ) -> list[Example]:
     """Cut the recordings that the folder lacks into windows. Returns the windows of all recordings.
 
-    Frames are appended to frames.bin, and one record per recording to windows.jsonl. A killed run resumes from both.
-    `progress` receives the number of finished recordings.
+    The frames are appended to frames.bin, and a record for each recording to windows.jsonl. A killed run resumes from
+    these two files. `progress` receives the number of finished recordings.
     """
     audio = session.model.audio
     assert audio is not None
@@ -123,7 +123,7 @@ def write_windows(
                     lines.append((len(each.source.frames), [*each.prefix], [*each.output]))
                     previous += each.output[:-1]
                 frames_file.flush()
-                os.fsync(frames_file.fileno())  # must be on disk before the log counts it
+                os.fsync(frames_file.fileno())  # must be on disk before the log records it
                 log.append(lines)
                 windows.append(lines)
                 progress(index + 1)
@@ -138,7 +138,7 @@ def write_windows(
 
 
 def parse_windows(line: bytes, vocab_size: int) -> list[tuple[int, list[int], list[int]]] | None:
-    """Return the frame count, prefix and output of each window of a recording, or None for a damaged line."""
+    """Return the frame count, prefix and output of each window in a recording, or None for a damaged line."""
     try:
         return [(int(n), checked_ids(a, vocab_size), checked_ids(b, vocab_size)) for n, a, b in parse_line(line)]
     except (OverflowError, TypeError, ValueError):

@@ -1,18 +1,17 @@
-"""Checks that the server stays correct and safe for any requests: `python -m tools.check_server [PART ...]`.
+"""Checks that the server stays correct and safe whatever it receives: `python -m tools.check_server [PART ...]`.
 
-bodies       random JSON, texts and files; each gets a valid response in time, and each error is one line
-recordings   the same with random recordings and forms, for a tiny Whisper
-connections  unfinished requests on many connections; another client must still get the same text as before
+bodies       random JSON, texts and files: each must get a valid response in time, and each error must be one line
+recordings   the same with random recordings and forms, sent to a tiny Whisper
+connections  unfinished requests on many connections: another client must still get the same text as before
 clients      clients that stream, leave, drop their connection or send invalid requests for a long time: texts must
-             equal those of `batch`; memory and open files must not grow
-sockets      clients of live speech that stall, vanish, abort, or send broken upgrades, frames and events, and others
-             that speak or send recordings, for a tiny Whisper: another client must get its text, and memory must not
-             grow
-neighbors    clients of expensive sockets and texts: small requests of another client must be answered within twice
-             their normal time plus one second; threads and memory must recover within five seconds (use an idle
+             equal those of `batch`, and memory and open files must not grow
+sockets      live-speech clients of a tiny Whisper: some stall, vanish, abort, or send broken upgrades, frames and
+             events, others speak or send recordings. Another client must get its text, and memory must not grow
+neighbors    clients that send expensive frames and texts: another client's small requests must be answered within twice
+             their normal time plus one second, and threads and memory must recover within five seconds (use an idle
              machine)
-costly       expensive recordings and forms for the Whisper of --model, while another client sends a short recording: it
-             must get its text within twice the normal time plus one second (use an idle machine)
+costly       clients that send expensive recordings and forms to the Whisper given by --model: another client must get
+             the text of a short recording within twice the normal time plus one second (use an idle machine)
 
 Without an argument, all parts except `neighbors` and `costly` run. After each part, all slots must be free, and the
 server must shut down cleanly without a traceback in its log.

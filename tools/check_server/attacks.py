@@ -40,7 +40,7 @@ ATTACKS = {
 
 
 class Connections:
-    """Keeps `count` connections open, sends `sent` on each, and counts those that the server closes."""
+    """Keeps `count` connections open, sends `sent` on each one, and counts the connections that the server closes."""
 
     def __init__(self, port: int, count: int, sent: bytes) -> None:
         self._port = port
@@ -68,7 +68,7 @@ class Connections:
     def _connect(self) -> socket.socket:
         client = socket.create_connection(("127.0.0.1", self._port))
         client.setblocking(False)
-        with contextlib.suppress(OSError):  # closed, or its buffer is full
+        with contextlib.suppress(OSError):  # the connection is closed, or its buffer is full
             client.send(self._sent)
         return client
 
@@ -84,9 +84,9 @@ class Connections:
 
 
 def occupy(connections: int, requests: int) -> Iterator[str]:
-    """Run all attacks, with a number of requests of another client during each. Raises AssertionError.
+    """Run all attacks; during each, another client sends `requests` requests. Raises AssertionError if a check fails.
 
-    The server must close the connections: at the end, it has no more open files than before.
+    The server must close the connections: at the end, it must not have more files open than before.
     """
     allow_open_files(2 * connections)
     with server_process() as server:
@@ -121,7 +121,7 @@ FORM = "multipart/form-data; boundary=b"
 HEADER = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"'
 JFK = BUNDLED.parent / "data" / "jfk.wav"
 MAX_MEGABYTES = 1500.0
-PAUSE = 0.1  # seconds between two requests of an attacker: what its requests cost is measured, not their number
+PAUSE = 0.1  # seconds between an attacker's requests: the test measures the cost of requests, not their rate
 
 
 def form(content: bytes, header: bytes = b"") -> bytes:
@@ -133,7 +133,7 @@ def recording(folder: Path, name: str, samples: NDArray[np.int16], rate: int = 1
 
 
 def recordings(folder: Path) -> dict[str, tuple[int, Callable[[], bytes]]]:
-    """Return the attacks with recordings: the number of clients and their requests."""
+    """Return the attacks that use recordings: for each, the number of clients and the body that they send."""
     short = np.zeros((1, 60000), np.int16)
 
     def eight_channels(rate: int) -> bytes:
@@ -166,8 +166,7 @@ def recordings(folder: Path) -> dict[str, tuple[int, Callable[[], bytes]]]:
 
 
 class Sender:
-    """Clients that send a body repeatedly until they are stopped; without a body, they send only the beginning of
-    one."""
+    """Clients that send a body repeatedly until stopped. If it is empty, they send only the beginning of a body."""
 
     def __init__(self, port: int, count: int, body: bytes) -> None:
         self._port = port
@@ -200,7 +199,7 @@ class Sender:
 
 
 def transcribe(url: str) -> tuple[str, float]:
-    """Send a short recording. Returns its text and the seconds."""
+    """Send a short recording. Returns its text and the time in seconds."""
     started = time.monotonic()
     with httpx.Client(base_url=url, timeout=600, verify=NO_TLS) as client:
         response = client.post("/v1/audio/transcriptions", files={"file": ("a.wav", JFK.read_bytes())})
@@ -209,7 +208,7 @@ def transcribe(url: str) -> tuple[str, float]:
 
 
 def burden(model: str, flags: Sequence[str], requests: int, only: str) -> Iterator[str]:
-    """Run the attacks with recordings whose name contains `only`. Yields a line for each. Raises AssertionError."""
+    """Run the attacks of `recordings` whose names contain `only`. Yields a line for each. Raises AssertionError."""
     problems = []
     with tempfile.TemporaryDirectory() as name, server_process("--model", model, *flags) as server:
         transcribe(server.url)

@@ -1,4 +1,4 @@
-"""Random clients of a server process for a long time: they stream, disconnect, send invalid requests, exceed limits."""
+"""Random clients that use a server process for a long time: they stream, disconnect, and send invalid requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROBE = {"prompt": PROMPTS[0], "temperature": 1.0, "acceptance": "coupled", "see
 FLAGS = ["--slots", "4", "--queue", "8", "--max-prompts", "4", "--max-body", "20000", "--max-seconds", "60"]
 FLAGS += ["--max-output-tokens", "200"]
 CLIENTS = 12
-GROWTH = 60.0  # megabytes, for the allocator
+GROWTH = 60.0  # megabytes; an allowance for the allocator
 INVALID: list[dict[str, Any]] = [
     *({}, {"prompt": ""}, {"prompt": 3}, {"prompt": "a", "n": 99}, {"prompt": "a", "x": 1}, {"prompt": "a " * 3000}),
 ]
@@ -39,8 +39,8 @@ class Clients:
     def __init__(self, url: str) -> None:
         self.url = url
         self.outcomes: Counter[str] = Counter()
-        self.texts: dict[str, list[str]] = {}  # by the fields of the request
-        self.files: dict[tuple[str, ...], str] = {}  # by their lines
+        self.texts: dict[str, list[str]] = {}  # keyed by the request's fields
+        self.files: dict[tuple[str, ...], str] = {}  # keyed by their lines
         self._lock = threading.Lock()
 
     def request(self, client: httpx.Client, rng: random.Random) -> None:
@@ -107,7 +107,7 @@ class Clients:
         return "cut"
 
     def file(self, client: httpx.Client, rng: random.Random) -> str:
-        """Translate a file and download it. Equal files have equal translations."""
+        """Translate a file and download the result. Equal files must have equal translations."""
         lines = rng.sample(PROMPTS[:6], 2)
         sent = client.post(
             "/translate_file", data={"source": "en", "target": "de"}, files={"file": ("a.txt", "\n".join(lines))}
@@ -130,7 +130,7 @@ class Clients:
 
 
 def fields_of(rng: random.Random) -> dict[str, Any]:
-    """Return one of a few combinations of prompts and options, so that each occurs several times."""
+    """Return one of only a few combinations of prompts and options, so that each occurs several times."""
     fields: dict[str, Any] = {"prompt": rng.choice(PROMPTS[:12]), "max_tokens": rng.choice([5, 20])}
     if rng.random() < 0.3:
         fields |= {"temperature": 1.0, "acceptance": "coupled", "seed": rng.randrange(3)}
@@ -145,7 +145,7 @@ def checked_status(response: httpx.Response, *expected: int) -> str:
 
 
 def run(requests: int | None, seconds: float | None, seed: int) -> Iterator[str]:
-    """Send a number of requests, or send for some time. Yields a summary. Raises AssertionError."""
+    """Send `requests` requests, or send for `seconds`. Yields a summary. Raises AssertionError if a check fails."""
     with server_process(*FLAGS) as server:
         clients, usages = Clients(server.url), []
         with httpx.Client(base_url=server.url, timeout=600) as client:
@@ -176,7 +176,7 @@ def is_idle(client: httpx.Client) -> bool:
 
 
 def compare_with_batch(texts: dict[str, list[str]]) -> int:
-    """Decode the same prompts with `batch`. Returns their number. Raises AssertionError for another text."""
+    """Decode the same prompts with `batch`. Returns their number. Raises AssertionError if a text differs."""
     lines = []
     for key in texts:
         fields = json.loads(key)
@@ -192,7 +192,7 @@ def compare_with_batch(texts: dict[str, list[str]]) -> int:
 
 
 def send_requests(clients: Clients, count: int, seed: int) -> None:
-    """Send requests from `CLIENTS` threads. Raises the first exception of a thread."""
+    """Send requests from `CLIENTS` threads. Raises the first exception from any thread."""
     problems: list[BaseException] = []
 
     def one(number: int) -> None:

@@ -1,7 +1,7 @@
-"""Clients with expensive requests, and the small requests of another client at the same time.
+"""Clients that send expensive requests while another client sends small requests.
 
-Each attack runs in a separate process, from another address. The other client's requests must be answered within twice
-their normal time plus one second. Afterwards, threads and memory must recover within five seconds.
+Each attack runs in a separate process, from a different address. The other client's requests must be answered within
+twice their normal time plus one second. Afterwards, threads and memory must recover within five seconds.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.support.serving import GRAMMAR, NO_TLS
 from .clients import GROWTH
 from .sockets import COMMIT, PATH, PROGRAM, Clients, event, pcm
 
-ADDRESS = "127.0.0.2"  # of the attackers
+ADDRESS = "127.0.0.2"  # the attackers' address
 SECONDS = 5.0  # for threads and memory to recover
 SIZE = 1_000_000
 CLAUSE = "Open the page and read the text of the method and return the value of the property and "
 CUE = "\n\n00:00:00.000 --> 00:00:01.000\n"
 
-Request = Callable[[], float]  # returns its seconds; raises AssertionError for a wrong answer
+Request = Callable[[], float]  # returns the seconds it took; raises AssertionError for a wrong answer
 
 
 def connected(port: int) -> socket.socket:
@@ -42,7 +42,7 @@ def connected(port: int) -> socket.socket:
 
 
 def flood(sent: bytes, port: int, until: float) -> None:
-    """Send frames on a WebSocket as fast as the server reads them, and open a new one when it is closed."""
+    """Send frames on a WebSocket as fast as the server reads them. If it is closed, open a new one."""
     while time.monotonic() < until:
         with contextlib.suppress(OSError), connected(port) as client:
             client.sendall(UPGRADE.replace(b"/echo", PATH) + b"\r\n")
@@ -87,7 +87,7 @@ Attack = Callable[[int, float], None]
 
 
 def socket_attacks() -> Mapping[str, tuple[int, Attack]]:
-    """Return the number of clients and their actions, by name."""
+    """Return the number of clients and their action for each attack, keyed by name."""
     speech = frame(event("input_audio_buffer.append", audio=pcm(0, 0.1)).encode())
     wide = ",".join(f'"k{i}":0' for i in range(SIZE // 10))
     messages = [f'{{"type":"session.update","session":{{{wide}}}}}', f'{{"{"type" * (SIZE // 4)}":1}}']
@@ -138,7 +138,7 @@ def file_of_a_line(client: httpx.Client) -> float:
 
 
 def live_text(port: int) -> float:
-    """Return the seconds from a commit to its text."""
+    """Return the time from a commit to its text, in seconds."""
 
     async def one() -> float:
         delays = Clients(port).delays()
@@ -151,7 +151,7 @@ def live_text(port: int) -> float:
 
 
 def run(seconds: float, only: str) -> Iterator[str]:
-    """Run the attacks whose name contains `only`. Yields a line for each. Raises AssertionError."""
+    """Run the attacks whose names contain `only`. Yields a line for each. Raises AssertionError if a check fails."""
     problems = []
     text = ("speculative_decoding", "serve", "--port", "0")
     for program, attacks in ((PROGRAM, socket_attacks()), (text, text_attacks())):
@@ -189,7 +189,7 @@ def growth(server: ServerProcess, threads: int, megabytes: float) -> list[str]:
 def disturbed(
     server: ServerProcess, requests: Mapping[str, Request], count: int, attack: Attack, seconds: float
 ) -> tuple[list[str], str]:
-    """Time requests before and during an attack. Returns the failures, and a line with the figures."""
+    """Time requests before and during an attack. Returns the failures, and a line with the measurements."""
     for request in requests.values():
         request()
     before = {name: median(request() for _ in range(5)) for name, request in requests.items()}

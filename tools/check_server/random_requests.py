@@ -1,4 +1,4 @@
-"""Random request bodies and recordings for a server in this process, and the properties of its responses."""
+"""Sends random request bodies and recordings to a server in this process, and checks its responses."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ RECORDINGS = [wav(noise(seed, seconds)) for seed, seconds in enumerate((0.2, 0.6
 
 def tiny_speech_session() -> Session:
     model = speech_model()
-    mx.eval(model.parameters())  # before the server's thread uses them
+    mx.eval(model.parameters())  # evaluated before the server's thread uses them
     return Session(model, Letters())
 
 
@@ -116,7 +116,7 @@ def prompt_request(rng: random.Random) -> tuple[str, str, bytes]:
 
 
 def libretranslate_request(rng: random.Random) -> tuple[str, str, bytes]:
-    """Return the path, content type and body of a request of LibreTranslate's API. Some bodies are damaged."""
+    """Return the path, content type and body of a request to LibreTranslate's API. Some bodies are damaged."""
     text = rng.choice(["The end.", *TEXTS]) + "".join(rng.choice(TEXTS) for _ in range(rng.randrange(4)))
     fields: dict[str, Any] = {
         "q": rng.choice([text, [text, "", text]]),
@@ -179,7 +179,7 @@ def fuzz(
     seed: int,
     random_request: Callable[[random.Random], tuple[str, str, bytes]] = prompt_request,
 ) -> Counter[int]:
-    """Return the counts of statuses. Raises AssertionError with the body of an invalid response."""
+    """Send random requests, and count the statuses. Raises AssertionError with the body of an invalid response."""
     rng = random.Random(seed)
     statuses: Counter[int] = Counter()
     with server.client() as client:

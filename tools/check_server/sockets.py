@@ -1,4 +1,4 @@
-"""Hostile and valid clients of /v1/realtime, and the delay of one client's text before and during the attack."""
+"""Hostile and valid clients of /v1/realtime. Measures the delay of one client's text before and during the attack."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ COMMIT = event("input_audio_buffer.commit")
 
 
 def random_event(rng: random.Random) -> bytes:
-    """Return an event, which may be valid, with random changes."""
+    """Return a random event, which may be valid."""
     fields = {
         "type": rng.choice(KINDS),
         "audio": rng.choice(AUDIO),
@@ -72,14 +72,14 @@ def random_event(rng: random.Random) -> bytes:
 
 
 class Clients:
-    """Clients of a server, each a coroutine with a sequence of actions.
+    """Clients of a server. Each client is a coroutine that performs a sequence of actions.
 
     Args:
         port: The server's port.
-        longest: Seconds for which some clients keep their connection open, unless the server closes it.
+        longest: How many seconds some clients keep their connection open, unless the server closes it.
 
     Attributes:
-        outcomes: Counts by action and outcome.
+        outcomes: The number of times each action had each outcome.
     """
 
     def __init__(self, port: int, longest: float = 0.0) -> None:
@@ -131,7 +131,7 @@ class Clients:
         return status or "closed by the server"
 
     async def leave_upgrade(self, rng: random.Random) -> str:
-        """Send a part of an upgrade, or frames too early, and disconnect."""
+        """Send part of an upgrade request, or a frame before the response, and disconnect."""
         sent = UPGRADE.replace(b"/echo", PATH) + b"\r\n"
         async with self._connection(is_upgraded=False) as (_, writer):
             writer.write(sent[: rng.randrange(len(sent))] if rng.random() < 0.7 else sent + frame(COMMIT.encode()))
@@ -156,7 +156,7 @@ class Clients:
             return await self._read_until_closed(reader)
 
     async def _read_until_closed(self, reader: asyncio.StreamReader) -> str:
-        """Read what the server sends, which must not contain a traceback."""
+        """Read everything that the server sends. It must not contain a traceback."""
         received = b""
         with suppress(ConnectionError):
             while more := await reader.read(1 << 16):
@@ -165,7 +165,7 @@ class Clients:
         return "closed by the server"
 
     async def stall(self, rng: random.Random) -> str:
-        """Send pings and events that need answers, but read nothing."""
+        """Send pings and events that require answers, but read nothing."""
         update = frame(event("session.update", session={"type": "transcription"}).encode())
         started = time.monotonic()
         async with self._connection(is_small=True) as (_, writer):
@@ -178,7 +178,7 @@ class Clients:
         return "left"
 
     async def vanish(self, rng: random.Random) -> str:
-        """Send a part of some speech, then neither read nor send nor disconnect."""
+        """Send part of some speech, then stop reading and sending, but stay connected."""
         async with self._connection(is_small=True) as (_, writer):
             sent = frame(append(rng).encode()) * rng.randrange(4)
             writer.write(sent[: rng.randrange(len(sent) + 1)])
@@ -220,7 +220,7 @@ class Clients:
         return str(response.status_code)
 
     async def delays(self) -> AsyncIterator[float]:
-        """Repeatedly yield the seconds from a commit to its text. Raises AssertionError if there is no text.
+        """Repeatedly yield the time from a commit to its text, in seconds. Raises AssertionError if there is no text.
 
         More speech is sent immediately after each commit, so that the client keeps its slot.
         """
@@ -238,7 +238,7 @@ class Clients:
 
 
 async def attack(server: ServerProcess, count: int, seconds: float, seed: int) -> list[str]:
-    """Run `count` random clients for some time. Returns counts of outcomes. Raises AssertionError."""
+    """Run `count` random clients for `seconds`. Returns lines with the results. Raises AssertionError."""
     clients = Clients(server.port, min(seconds, 30.0))
     delays = clients.delays()
     before = [await anext(delays) for _ in range(10)]
@@ -266,7 +266,7 @@ def summary(seconds: Sequence[float]) -> str:
 
 
 def run(count: int, seconds: float, seed: int) -> Iterator[str]:
-    """Let clients attack a server with a tiny Whisper. Yields a summary. Raises AssertionError."""
+    """Run clients against a server with a tiny Whisper. Yields a summary. Raises AssertionError if a check fails."""
     allow_open_files(4 * count)
     with server_process(program=PROGRAM) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         client.get("/health")

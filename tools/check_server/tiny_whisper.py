@@ -17,7 +17,7 @@ LIMITS = Limits(slots=8, queue=12, max_audio_seconds=120.0, max_live_seconds=10.
 
 
 def main() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in all threads, so that only `sigwait` gets it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in all threads, so that only `sigwait` receives it
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with serving(tiny_speech_session(), LIMITS, ConnectionLimits(seconds=5.0), token=None) as server:

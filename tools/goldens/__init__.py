@@ -1,1 +1,1 @@
-"""Scripts that record reference results of Hugging Face for tests/parity. They require torch."""
+"""Scripts that record reference results from Hugging Face for tests/parity. They require torch."""

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file, save_model
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 VERSION = int(transformers.__version__.split(".")[0])
-Maker = Callable[[Path, Path, int], None]  # the folder to write, the folder of all layouts, the seed of the weights
+Maker = Callable[[Path, Path, int], None]  # the folder to write, the folder with all layouts, the seed for the weights
 
 
 def published(
@@ -29,10 +29,10 @@ def published(
     used: Sequence[int] = (),
     extra: Mapping[str, Sequence[int]] | None = None,
 ) -> Maker:
-    """Return a function that writes a folder.
+    """Return a function that writes a published model's folder.
 
-    rows: rows of the embedding beyond those of the tokenizer.
-    extra: shapes of tensors in the file that the model ignores.
+    rows: the number of embedding rows beyond the tokenizer's ids.
+    extra: the shapes of additional tensors in the file, which the model ignores.
     """
 
     def make(folder: Path, work: Path, seed: int) -> None:
@@ -62,7 +62,7 @@ def published(
 
 
 def vocabulary_size(folder: Path) -> int:
-    """Return the number of ids of the folder's tokenizer."""
+    """Return the number of ids in the folder's tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=(folder / "tokenizer.json").exists())
     return max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1)
 
@@ -71,11 +71,11 @@ def resaved(base: str, *, words: Sequence[str] = (), special: Sequence[str] = ()
             files: Sequence[str] = (), whole: bool = False, slow: bool = False) -> Maker:  # fmt: skip
     """Return a function that writes a fine-tune of another layout, as saved by this version of transformers.
 
-    words, special: tokens that are added, with new rows of the tables.
-    multiple: the tables' number of rows is rounded up to a multiple.
-    files: copied from the base.
-    whole: written by `safetensors.torch.save_model`.
-    slow: with the tokenizer class in Python, which writes no tokenizer.json.
+    words, special: tokens to add, with new rows in the tables.
+    multiple: the tables' number of rows is rounded up to a multiple of this.
+    files: files to copy from the base.
+    whole: whether to write the weights with `safetensors.torch.save_model`.
+    slow: whether to use the tokenizer class in Python, which writes no tokenizer.json.
     """
 
     def make(folder: Path, work: Path, seed: int) -> None:
@@ -115,7 +115,7 @@ def resaved(base: str, *, words: Sequence[str] = (), special: Sequence[str] = ()
 
 
 def t5gemma(name: str, *, shards: int = 1) -> Maker:
-    """Return a function that writes T5Gemma's folder. Its tokenizer is written by transformers 4 as the part `name`."""
+    """Return a function that writes T5Gemma's folder, with the tokenizer that transformers 4 wrote as the part `name`."""
 
     def make(folder: Path, work: Path, seed: int) -> None:
         from make_gemma_goldens import CONFIGS
@@ -163,8 +163,7 @@ def gemma_weight(name: str, shape: Sequence[int], rng: np.random.Generator) -> n
 
 
 def mlx_whisper(base: str, file: str, bits: int | None) -> Maker:
-    """Return a function that writes mlx-community's folder of a Whisper: weights and config.json, with OpenAI's
-    names."""
+    """Return a function that writes a Whisper like mlx-community: weights and config.json with OpenAI's names."""
 
     def make(folder: Path, work: Path, seed: int) -> None:
         raw = json.loads((work / base / "config.json").read_text())
@@ -208,8 +207,10 @@ OPENAI_FILES = Files(("safetensors", "bin"), drop=("proj_out",))
 def whisper_folder(size: int = 51865, *, files: Files = OPENAI_FILES,
                    config: Mapping[str, Any] = {}, generation: Mapping[str, Any] = {}, new: bool = True, **options: Any
                    ) -> Maker:  # fmt: skip
-    """Return a function that writes a Whisper. Only rows of the small vocabulary and the first special tokens are
-    nonzero."""
+    """Return a function that writes a Whisper.
+
+    Only the embeddings of the small vocabulary and of the first special tokens are nonzero.
+    """
     end = size - len(whisper_special(size))
     return published(
         partial(whisper, size=size, **options),

@@ -1,4 +1,4 @@
-"""Tiny configurations of published models, and files of weights in each format; see make_layouts.py."""
+"""Tiny configurations of published models, and weight files in each format; see make_layouts.py."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -89,7 +89,7 @@ SUPPRESSED = [*range(1, 500, 3)]  # enough ids to change the outputs
 
 
 def whisper_generation(size: int, *, new: bool = True, **more: Any) -> dict[str, Any]:
-    """Return generation_config.json as in OpenAI's repositories since 2023, or before."""
+    """Return generation_config.json as in OpenAI's repositories: the version since 2023 if `new`, else the one before."""
     end, special = size - len(whisper_special(size)), whisper_special(size)
     ids = {piece: end + i for i, piece in enumerate(special)}
     content: dict[str, Any] = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "max_length": 448}
@@ -126,7 +126,7 @@ GRID = 64
 
 
 def draw(name: str, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
-    """Return random weights: small tables and large outputs, otherwise a tied head predicts its own input."""
+    """Return random weights. Tables are small and outputs large, because a tied head would otherwise predict its input."""
     noise = rng.standard_normal(shape)
     if name.endswith(TABLES):
         return 0.3 * noise
@@ -146,7 +146,7 @@ def draw(name: str, shape: Sequence[int], rng: np.random.Generator) -> np.ndarra
 
 
 def last_norm(names: Iterable[str]) -> str:
-    """Return the name of the decoder's last norm."""
+    """Return the name of the decoder's last norm weight."""
     names = list(names)
     for name in ("decoder.final_layer_norm.weight", "model.decoder.layer_norm.weight", "model.decoder.norm.weight"):
         if name in names:
@@ -157,7 +157,7 @@ def last_norm(names: Iterable[str]) -> str:
 def random_model(config: Mapping[str, Any], seed: int, used: Sequence[int] = ()) -> PreTrainedModel:
     """Return a model whose logits have a standard deviation of about 3.
 
-    used: ids with an embedding other than zero; empty for all.
+    used: the ids whose embeddings are nonzero; empty for all.
     """
     rng = np.random.default_rng(seed)
     kind = transformers.WhisperForConditionalGeneration if config["model_type"] == "whisper" else AutoModelForSeq2SeqLM
@@ -184,18 +184,18 @@ def random_model(config: Mapping[str, Any], seed: int, used: Sequence[int] = ())
 
 
 def is_fixed(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a position table holds sinusoids."""
+    """Whether a position table contains sinusoids."""
     return config["model_type"] in ("pegasus", "marian") or (config["model_type"] == "whisper" and "encoder" in name)
 
 
 @dataclass(frozen=True)
 class Files:
-    """The storage of weights: formats, the number of shards, and the names under which tied tables are kept.
+    """How weights are stored: formats, the number of shards, and the names under which tied tables are stored.
 
-    tables: names under which tied tables are stored; None for all.
-    prefix: removed from each name (facebook/bart-base was saved without a head).
-    drop: parts of names that are not stored.
-    legacy: torch's format before 2020.
+    tables: the names under which tied tables are stored; None for all names.
+    prefix: a prefix to remove from each name (facebook/bart-base was saved without a head).
+    drop: tensors whose names contain one of these parts are not stored.
+    legacy: whether to use torch's format from before 2020.
     """
 
     formats: Sequence[str] = ("bin",)
@@ -216,7 +216,7 @@ class Files:
             if not any(part in name for part in self.drop)
             and (self.tables is None or name not in tied or name in self.tables)
         }
-        if self.tables is None:  # one storage under several names, as torch saves it
+        if self.tables is None:  # several names share one storage, as in torch's files
             table = model.get_input_embeddings().weight
             shared = tensors[next(name for name in tensors if name in tied)]
             for name in tensors:
@@ -244,7 +244,7 @@ class Files:
 
 
 def quantized(weight: np.ndarray, bits: int, group: int = 32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return MLX's packed integers, scales and biases of a matrix."""
+    """Quantize a matrix as MLX does. Returns packed integers, scales and biases."""
     rows = weight.reshape(weight.shape[0], -1, group)
     low, high = rows.min(-1, keepdims=True), rows.max(-1, keepdims=True)
     scales = np.float16(np.maximum((high - low) / (2**bits - 1), 1e-4)).astype(np.float32)

@@ -30,7 +30,7 @@ def json_of(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text("utf-8")) if path.is_file() else {}
 
 
-RULES = {  # a part of T5's rules; all of them take 240 kB
+RULES = {  # some of T5's rules; the complete rules take 240 kB
     **{each: [0x20] for each in (9, 10, 13, 0xA0, 0x3000, 0x200B, 0x200D, 0xFEFF)},
     **{each: list[int]() for each in (1, 0x1F, 0x7F)},
     0xFB01: [0x66, 0x69],
@@ -64,7 +64,7 @@ def train(
         **options,
     )
     trained = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
-    trained.normalizer_spec.ClearField("normalization_rule_tsv")  # contains a path; the compiled rules remain
+    trained.normalizer_spec.ClearField("normalization_rule_tsv")  # it contains a path; the compiled rules remain
     path.write_bytes(trained.SerializeToString())
     rules.unlink()
 
@@ -198,7 +198,7 @@ def distilbart(folder: Path) -> None:
 
 
 def codet5(folder: Path) -> None:
-    """Write special tokens as objects in a list, which transformers 5.24 cannot load."""
+    """Write the special tokens as a list of objects, which transformers 5.24 cannot load."""
     extra = [f"<extra_id_{i}>" for i in range(99, -1, -1)]
     byte_level(folder, ["<pad>", "<s>", "</s>", "<unk>", "<mask>"], extra)
     special = {name: token(text, normalized=True) for name, text in BART_MAP.items() if name != "mask_token"}
@@ -309,7 +309,7 @@ def nllb(folder: Path) -> None:
 
 
 def marian(folder: Path, targets: Sequence[str] = (), special: bool = False) -> None:
-    """Write two SentencePiece models with different pieces, and one vocabulary for both."""
+    """Write two SentencePiece models with different pieces, and a vocabulary that both share."""
     train(folder / "source.spm")
     train(folder / "target.spm", lines=MORE_LINES * 20, size=240)
     both = [piece for side in ("source", "target") for piece in pieces_of(folder / f"{side}.spm")[3:]]
@@ -355,7 +355,7 @@ LANGUAGES = (  # noqa: SIM905
 
 
 def whisper_special(size: int, *, timestamps: bool = True) -> list[str]:
-    """Return the special tokens of a Whisper whose vocabulary has this size, in order."""
+    """Return the special tokens, in order, of a Whisper with this vocabulary size."""
     codes = [*LANGUAGES, "yue"] if size == 51866 else LANGUAGES
     names = ["endoftext", "startoftranscript", *codes, "translate", "transcribe", "startoflm", "startofprev"]
     names += ["nospeech" if size == 51866 else "nocaptions", "notimestamps"]
@@ -363,13 +363,13 @@ def whisper_special(size: int, *, timestamps: bool = True) -> list[str]:
 
 
 def whisper(folder: Path, size: int = 51865, *, fast: bool = True, timestamps: bool = True) -> None:
-    """Write a small BPE vocabulary, filled up to the size of the real one."""
+    """Write a small BPE vocabulary, padded to the real vocabulary's size."""
     special = whisper_special(size, timestamps=timestamps)
     end = size - len(whisper_special(size))
     byte_level(folder, [], size=500)
     vocabulary = json.loads((folder / "vocab.json").read_text("utf-8"))
     vocabulary |= {f"f{i}": i for i in range(len(vocabulary), end)}
-    if end == 50256:  # the vocabulary of GPT-2 has the end token
+    if end == 50256:  # GPT-2's vocabulary contains the end token
         vocabulary[special[0]] = end
     write(folder / "vocab.json", vocabulary)
     write(folder / "normalizer.json", {"colour": "color"})

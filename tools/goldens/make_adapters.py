@@ -1,4 +1,4 @@
-"""Write adapters/: adapters saved by PEFT for tiny models, and the weights merged by PEFT.
+"""Write adapters/: adapters that PEFT saved for tiny models, and the weights that PEFT merged.
 
 Requires torch, transformers and peft: `python tools/goldens/make_adapters.py`
 
@@ -34,7 +34,7 @@ BASES: dict[str, dict[str, Any]] = {
 }
 RANKS = {"SelfAttention.q": 4, r"decoder\.block\.1\..*\.wo": 2}
 ALPHAS = {"encoder.block.0.layer.0.SelfAttention.q": 3, "^decoder.*EncDecAttention.v": 5.5, "q": 7}
-# case -> base, rows of the resized embedding or None, file, fields of the configuration
+# case -> base, number of rows of the resized embedding or None, file format, fields of the configuration
 CASES: dict[str, tuple[str, int | None, str, dict[str, Any]]] = {
     "patterns": (
         "t5",

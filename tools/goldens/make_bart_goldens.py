@@ -3,8 +3,8 @@
     pip install torch==2.13.0 transformers==5.23.0 safetensors numpy
     python make_bart_goldens.py [FAMILY ...]
 
-Folders and arrays are as in make_goldens.py; the input also has a generation_config.json as on the Hub. golden.npz also
-holds
+Folders and arrays are as in make_goldens.py, but the input also includes a generation_config.json as on the Hub, and
+golden.npz also contains
 
     configured_ids, configured_lengths  like greedy_ids, but with the processors of generation_config.json
                                         (forced tokens, banned tokens, repeated n-grams, minimum length; one beam)
@@ -15,7 +15,8 @@ and, for mbart (as mBART-50) and m2m_100 (as NLLB-200),
     translated_ids, translated_lengths   (3, 3, N) and (3, 3): like configured_ids, for source i with language i as its
                                          first token, into each language (`forced_bos_token_id`)
 
-greedy_ids use no processors. Outputs have at most `NEW_TOKENS` tokens; the last possible one is a forced EOS.
+greedy_ids use no processors. Outputs have at most `NEW_TOKENS` tokens. If they use all of them, the last one is a
+forced EOS.
 """
 
 from collections.abc import Mapping
@@ -42,13 +43,13 @@ BIAS = "final_logits_bias"
 COPIES = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
 
 FAMILIES: Mapping[str, Family] = {
-    # Like facebook/bart-large-cnn, but with fewer encoder layers than decoder layers, and a bias on the logits.
+    # Like facebook/bart-large-cnn, but with fewer encoder layers than decoder layers, and with a logits bias.
     "bart": Family(config_of("bart"), seed=0, strays=COPIES),
     "mbart": Family(config_of("mbart"), seed=3),
     "pegasus": Family(config_of("pegasus"), seed=34),
     # Like facebook/nllb-200-distilled-600M.
     "m2m_100": Family(config_of("m2m_100"), seed=54, strays=COPIES),
-    # Like Helsinki-NLP/opus-mt-en-de: padding is the last id, and outputs start with it.
+    # Like Helsinki-NLP/opus-mt-en-de: the padding token has the last id, and outputs start with it.
     "marian": Family(config_of("marian"), seed=123),
 }
 LANGUAGES = {"mbart": (97, 98, 99), "m2m_100": (100, 101, 102)}
@@ -78,18 +79,18 @@ def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.r
 
 
 def last_norms(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the last norm of the decoder: at the end of the stack, or of its last layer."""
+    """Return the decoder's last norm: the stack's final norm, or the last layer's final norm."""
     is_behind = config["model_type"] in ("bart", "marian")
     return (f"layers.{config['decoder_layers'] - 1}.final_layer_norm",) if is_behind else ("layer_norm",)
 
 
 def make_checkpoint(family: Family) -> dict[str, torch.Tensor]:
-    """Return the tensors, with the names in the Hub's file; tied tables appear once, or under every name."""
+    """Return the tensors, named as in the Hub's file. Tied tables appear once, or under every name."""
     config, rng = family.config, np.random.default_rng(family.seed)
     with torch.device("meta"):
         model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**config))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in COPIES}
-    if config["model_type"] in ("pegasus", "marian"):  # the file has no sinusoidal positions
+    if config["model_type"] in ("pegasus", "marian"):  # the file does not contain the sinusoidal positions
         shapes = {name: shape for name, shape in shapes.items() if "embed_positions" not in name}
     tensors = {name: draw(name, shapes[name], config, rng) for name in sorted(shapes)}
     return tensors | {name: tensors[TABLE].clone() for name in family.strays}
@@ -110,7 +111,7 @@ def load_oracle(name: str, family: Family) -> PreTrainedModel:
 def generated(
     model: PreTrainedModel, rows: list[torch.Tensor], settings: GenerationConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decode each row separately. Returns new token ids (B, N), padded, and the number of tokens of each row."""
+    """Decode each row separately. Returns the new token ids, padded, (B, N), and the number of tokens in each row."""
     model.generation_config = settings
     outputs = []
     for row in rows:
@@ -176,7 +177,7 @@ def adds_to_all_scores(name: str) -> bool:
 
 
 def check_health(family: Family, golden: Mapping[str, np.ndarray], gap: float) -> None:
-    """A weaker form of the check in make_goldens.py, because outputs are longer and need not end."""
+    """A weaker version of the check in make_goldens.py, because outputs are longer and need not end."""
     eos, pad = family.config["eos_token_id"], family.config["pad_token_id"]
     outputs = [row[:length] for row, length in zip(golden["greedy_ids"], golden["greedy_lengths"], strict=True)]
     assert gap > 0.005, f"top-2 gap {gap:.4f}"
