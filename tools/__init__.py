@@ -2,9 +2,9 @@
 tools; for pretend_mac/, resolve_for_mac, call_trace and goldens/, read the module docstring.
 
 Safety: client requests and user files
-  check_server            does my change keep the server correct and safe? Sends 5,000 requests, opens 1,000 connections,
-                          and runs random clients for 20 minutes and 200 sockets for two. About three minutes with
-                          --count 150 --connections 100 --minutes 0.3 --clients 20 --seconds 10
+  check_server            does my change keep the server correct and safe? Sends 5,000 requests, opens 1,000
+                          connections, and runs random clients for 20 minutes and 200 sockets for two. About three
+                          minutes with --count 150 --connections 100 --minutes 0.3 --clients 20 --seconds 10
   document_properties     do documents keep everything except their text if a function takes the place of the model?
                           Reads the given files and folders: a few seconds per MB of Markdown, a minute per MB of HTML
   fuzz_files              are damaged or hostile files rejected? Checkpoints, configurations, tokenizers, draft heads,

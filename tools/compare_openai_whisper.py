@@ -158,7 +158,7 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 
 def margins(outputs: list[Any], attempts: list[dict[str, Any]]) -> str:
-    """Describe the first attempt that differs. If none does, describe the differences in values that determine fallback."""
+    """Describe the first attempt that differs, or else the largest differences in values that determine fallback."""
     found = {"avg_logprob": 0.0, "no_speech_prob": 0.0}
     for number, (output, other) in enumerate(zip(outputs, attempts, strict=False)):
         if output.tokens != other["tokens"]:

@@ -213,7 +213,7 @@ def read_gguf_and_config(path: Path) -> Checkpoint:
 
 @dataclass(frozen=True)
 class Format:
-    """A format: `read` reads a file and returns whether all tensors were readable, and `write` writes a damaged file."""
+    """A format: `read` reads a file and returns whether all tensors were readable; `write` writes a damaged file."""
 
     read: Callable[[Path], bool]
     write: Callable[[Path, Random], None]

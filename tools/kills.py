@@ -1,13 +1,13 @@
-"""Kills programs at points throughout their run and resumes them. Results must equal those of an uninterrupted run.
+"""Kills programs at various points and resumes them. Results must equal those of an uninterrupted run.
 
     python -m tools.kills [--kills 60] [--only KIND ...] [--at-end]
 
 Half of the kills interrupt a write, sync, rename or removal: a profile hook in the program counts these calls and sends
-SIGKILL before the n-th call. The other kills occur at fixed times. Both are spread evenly over an uninterrupted run.
-For `full-disk`, the n-th write fails instead, and the program must exit with a one-line error. `--at-end` interrupts
-the last writes of a run instead, which complete its result. `conversion-over-another` replaces a complete folder, so a
-complete folder must exist at any time. `console` interrupts texts with Ctrl-C, every second text several times; the
-next text must be complete. The last line is a summary.
+SIGKILL before the n-th call. The other kills occur at fixed times. Both kinds are spread evenly over the course of a
+run. For `full-disk`, the n-th write fails instead, and the program must exit with a one-line error. With `--at-end`,
+kills interrupt only a run's last writes, which complete its result. `conversion-over-another` replaces a complete
+folder, so a complete folder must exist at all times. `console` interrupts texts with Ctrl-C, every second text several
+times, and the next text must be complete. The last line is a summary.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ KINDS = {
     "console": "--drafter auto",
 }
 LEDGER = ".transcribe.jsonl"
-WINDOWS = ".transcribe."  # prefix of the logs of unfinished recordings
+WINDOWS = ".transcribe."  # name prefix of the logs of unfinished recordings
 PROMPT = "translate English to German: The method returns the value of the property."  # of the console
 POSIX_WRITES = ("fsync", "mkdir", "rename", "replace", "rmdir", "sendfile", "truncate", "unlink")
-FORK = multiprocessing.get_context("fork")  # a fork needs no imports; this process must not use the device
+FORK = multiprocessing.get_context("fork")  # a fork needs no imports. This process must not use the device
 
 
 def command(arguments: list[str], log: Path, stop_at: int, is_full: bool) -> None:
-    """Run a command in this process, which is killed or gets a full disk at its n-th write (0: never)."""
+    """Run a command in this process. Its write number `stop_at` kills it or fails with a full disk (0: none does)."""
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -103,7 +103,7 @@ def command(arguments: list[str], log: Path, stop_at: int, is_full: bool) -> Non
 
 @dataclass
 class Run:
-    """The end of a run: exit status, output of rank 0, and duration."""
+    """The outcome of a run: exit status, output of rank 0, and duration."""
 
     status: int
     said: list[str]
@@ -113,7 +113,7 @@ class Run:
 def run(
     kind: str, folder: Path, rng: random.Random, write: int = 0, moment: float | None = None, more: str = ""
 ) -> Run:
-    """Run a program with more options, and kill rank 0 at a write, or a random rank after `moment` seconds."""
+    """Run a program with the options `more`. Kill rank 0 at a write, or a random rank after `moment` seconds."""
     processes = []
     hosts = write_hosts(2, folder)
     ranks = 2 if kind == "several-processes" else 1
@@ -139,7 +139,7 @@ def run(
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """The files of a result, without the manifest and the ledger, which contain times."""
+    """Return a result's files, except for the manifest and the ledger, which contain times."""
     made = folder / "made"
     if made.is_file():
         return {"": made.read_bytes()}
@@ -148,7 +148,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def stage(folder: Path, expected: dict[str, bytes]) -> str:
-    """Check the unfinished result, and return its stage."""
+    """Check an unfinished result, and return the stage that it reached."""
     made, work = folder / "made", folder / "made.training"
     if (journal := folder / "made.journal").exists():
         assert not made.exists() or made.read_bytes() == expected[""], "a document differs"
@@ -181,7 +181,7 @@ def remove_result(folder: Path) -> None:
 
 
 def interrupt(kind: str, folder: Path, kills: int, at_end: bool) -> Counter[str]:
-    """Interrupt a program and resume it. Returns the number of interruptions per stage."""
+    """Repeatedly interrupt a program and resume it. Returns the number of interruptions in each stage."""
     rng = random.Random(kind)
     whole = run(kind, folder, rng)
     assert whole.status == 0, whole.said
@@ -214,7 +214,7 @@ def interrupt(kind: str, folder: Path, kills: int, at_end: bool) -> Counter[str]
             continue
         assert content(folder) == expected, f"{kind}: the result differs"
         remove_result(folder)
-        if not is_new:  # a resumed run that finished before the kill: kill a new one
+        if not is_new:  # a resumed run finished before the kill, so kill a new run
             plan.append((write, moment))
     assert run(kind, folder, rng).status == 0 and content(folder) == expected, f"{kind}: the result differs"
     assert not [*folder.glob(".made*")], "temporary files are left"
@@ -223,7 +223,7 @@ def interrupt(kind: str, folder: Path, kills: int, at_end: bool) -> Counter[str]
 
 
 def interrupt_console(texts: int) -> Counter[str]:
-    """Interrupt texts of a console in another process. Returns the number of interrupted and of complete texts."""
+    """Interrupt texts in another process's console. Returns the numbers of interrupted and of complete texts."""
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=console, args=(texts, sender))
     process.start()
@@ -234,7 +234,7 @@ def interrupt_console(texts: int) -> Counter[str]:
 
 
 def console(texts: int, sender: Any) -> None:
-    """Send Ctrl-C to this process at a random moment of each text."""
+    """Send Ctrl-C to this process at a random moment during each text."""
     from speculative_decoding.cli.console import answer
     from speculative_decoding.cli.console_commands import ConsoleState, console_parser
     from speculative_decoding.cli.run_config import run_config_from
@@ -270,7 +270,7 @@ def console(texts: int, sender: Any) -> None:
 
 
 def prepare(folder: Path) -> None:
-    """Write a small target and the prompts, a small speech model and recordings."""
+    """Write a small target, prompts, a small speech model, and recordings."""
     from tests.support.speech import noise, wav
     from tests.support.tiny import WHISPER, save_whisper, small_target, tiny_whisper
 
@@ -279,7 +279,7 @@ def prepare(folder: Path) -> None:
     for number in range(8):
         path = folder / "talks" / str(number % 3) / f"{number // 2}.wav"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(wav(noise(number, 0.5 + number / 2)))  # a window has 0.6 seconds
+        path.write_bytes(wav(noise(number, 0.5 + number / 2)))  # a window is 0.6 seconds long
     letters = random.Random(1)
     lines = ("".join(letters.choices("abcdefgh", k=letters.randrange(1, 9))) for _ in range(200))
     (folder / "letters.txt").write_text("\n".join(lines))

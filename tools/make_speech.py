@@ -1,12 +1,13 @@
-"""Synthesizes speech to train and test draft heads of speech models, with reverberation, noise and gain.
+"""Synthesizes speech for training and testing draft heads of speech models, with reverberation, noise and gain.
 
-The tool needs packages that are not dependencies of this one: scipy, hibari-tts (which includes one voice), piper-tts
+The tool needs software that this package does not depend on: scipy, hibari-tts (which includes one voice), piper-tts
 with a folder of voices, and the programs espeak-ng and flite. It writes 16 kHz WAV files, and manifest.jsonl with one
 recording per line:
 
     {"audio": "000000.wav", "language": "en", "segments": [{"start": 0.4, "end": 3.16, "text": "..."}]}
 
-The recordings depend only on the texts, the options and --seed. If a run is killed, the next run continues it.
+The recordings depend only on the texts, the options and --seed. If a run is killed, the next run continues where it
+stopped.
 
     python tools/make_speech.py speech/train --text sentences.txt --count 2000 --seconds 5 12
 """
@@ -40,7 +41,7 @@ ESPEAK_VARIANTS = (
 FLITE_VOICES = ("awb", "kal16", "rms", "slt")
 
 Audio = NDArray[np.floating[Any]]
-Voice = Callable[[str, float], tuple[Audio, int]]  # text and speed to samples and their rate
+Voice = Callable[[str, float], tuple[Audio, int]]  # text, speed -> samples, sample rate
 
 
 @cache
@@ -62,7 +63,7 @@ def hibari(text: str, speed: float) -> tuple[Audio, int]:
 
 
 def piper(path: Path) -> Voice:
-    """Return a Piper voice. path: of its .onnx file, in the same folder as its .onnx.json."""
+    """Return a Piper voice. path: its .onnx file, whose .onnx.json must be in the same folder."""
     from piper import SynthesisConfig
 
     def speak(text: str, speed: float) -> tuple[Audio, int]:
@@ -73,7 +74,7 @@ def piper(path: Path) -> Voice:
 
 
 def espeak(name: str) -> Voice:
-    """Return a voice of espeak-ng. name: of a language, with a variant after a plus sign."""
+    """Return an espeak-ng voice. name: a language, optionally followed by a plus sign and a variant."""
 
     def speak(text: str, speed: float) -> tuple[Audio, int]:
         command = ["espeak-ng", "-v", name, "-s", str(round(165 * speed)), "--stdin", "--stdout"]
@@ -84,7 +85,7 @@ def espeak(name: str) -> Voice:
 
 
 def flite(name: str) -> Voice:
-    """Return a voice of flite."""
+    """Return a flite voice."""
 
     def speak(text: str, speed: float) -> tuple[Audio, int]:
         stretch = f"duration_stretch={1 / speed:.3f}"
@@ -95,7 +96,7 @@ def flite(name: str) -> Voice:
 
 
 def read_wav(content: bytes) -> tuple[Audio, int]:
-    """Read 16-bit samples. The length in the header may be wrong, because the program wrote to a pipe."""
+    """Read 16-bit samples. The length in the header is ignored; it may be wrong because the program wrote to a pipe."""
     with wave.open(io.BytesIO(content)) as file:
         rate = file.getframerate()
     return np.frombuffer(content[44 : 44 + (len(content) - 44) // 2 * 2], "<i2").astype(np.float32) / 32768, rate
@@ -106,11 +107,11 @@ class Recording:
     """Parameters of one recording.
 
     Args:
-        sentences: The texts in their order.
+        sentences: The texts, in order.
         voice: Synthesizes the texts.
         speed: Speaking rate.
         pitch: A factor for all frequencies.
-        seed: Random seed of pauses and acoustics.
+        seed: The random seed for pauses and acoustics.
     """
 
     sentences: Sequence[str]
@@ -120,7 +121,7 @@ class Recording:
     seed: int
 
     def make(self, longest: float) -> tuple[Audio, list[dict[str, Any]]]:
-        """Return the samples, and the time and text of each sentence. longest: seconds, cut at a sentence's end."""
+        """Return the samples, and each sentence's times and text. longest: in seconds; later sentences are left out."""
         rng = np.random.default_rng(self.seed)
         parts = [np.zeros(round(RATE * rng.choice([0.0, rng.uniform(0, 0.8)])), np.float32)]
         segments: list[dict[str, Any]] = []
@@ -147,7 +148,7 @@ def resampled(samples: Audio, rate: float) -> Audio:
 
 
 def trimmed(samples: Audio) -> Audio:
-    """Return the samples without silence at both ends, at a peak of 0.5."""
+    """Remove silence at both ends, and scale the samples to a peak of 0.5."""
     loud = np.flatnonzero(np.abs(samples) > 0.02 * np.abs(samples).max())
     return 0.5 * samples[loud[0] : loud[-1] + 1] / np.abs(samples).max()
 
@@ -165,7 +166,7 @@ def in_a_room(samples: Audio, rng: np.random.Generator) -> Audio:
         samples = fftconvolve(samples, echo)[: len(samples)].astype(np.float32)
     if rng.random() < 2 / 3:
         spectrum = np.fft.rfft(rng.standard_normal(len(samples)))
-        spectrum /= np.maximum(1, np.arange(len(spectrum))) ** rng.uniform(0, 0.7)  # from white to pink
+        spectrum /= np.maximum(1, np.arange(len(spectrum))) ** rng.uniform(0, 0.7)  # from white toward pink
         noise = np.fft.irfft(spectrum, len(samples))
         decibels = rng.uniform(12, 45)
         samples = samples + noise * 10 ** (-decibels / 20) * samples.std() / max(noise.std(), 1e-9)
@@ -175,7 +176,7 @@ def in_a_room(samples: Audio, rng: np.random.Generator) -> Audio:
 
 
 def filtered(samples: Audio, rng: np.random.Generator) -> Audio:
-    """Apply the frequency response of a random microphone, or of a telephone (a fifth of the calls)."""
+    """Apply the frequency response of a random microphone, or (in a fifth of the calls) of a telephone."""
     spectrum = np.fft.rfft(samples)
     frequencies = np.linspace(0, RATE / 2, len(spectrum))
     decibels = np.interp(frequencies, [0, 100, 250, 500, 1000, 2000, 3500, 5500, 8000], rng.normal(0, 4, 9))
@@ -189,7 +190,7 @@ def filtered(samples: Audio, rng: np.random.Generator) -> Audio:
 
 
 def recordings(texts: Sequence[str], voices: Mapping[str, float], count: int, seed: int) -> Iterator[Recording]:
-    """Yield `count` recordings of the texts in random order. voices: names with their shares."""
+    """Yield `count` recordings of the texts in random order. voices: the share of recordings for each voice's name."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(texts))
     names = [*voices]

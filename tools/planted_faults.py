@@ -2,10 +2,10 @@
 
     python -m tools.planted_faults [--list] [--only N ...] [--tests FOLDER]
 
-For each fault, the closest tests run first, then their folder, all other folders, and last the slow tests. The exit
-status is 1 if no test catches a fault, or if a fault is stale: its text no longer occurs exactly once in its file. With
-`--tests`, another version of the folder tests/ runs against the same faults, to compare both versions. The faults take
-about ten minutes.
+For each fault, the closest tests run first, then their folder, then all other folders, and finally the slow tests. The
+exit status is 1 if no test catches a fault, or if a fault is stale: its text no longer occurs exactly once in its file.
+With `--tests`, another version of the folder tests/ runs against the same faults, for comparison. The faults take about
+ten minutes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tests.support.subpackages import CACHES, copy_without, environment_of
 PACKAGE = "speculative_decoding"
 TIME_LIMIT = 600.0  # seconds for the tests of one folder
 
-# An entry has a file of the package, what is wrong, and the closest tests in tests/ after a bar. The lines with a minus
-# occur exactly once in the file, and are replaced with the lines with a plus. They may be parts of lines. A fault that
-# makes a test wait forever has "(hangs)" after the tests.
+# An entry begins with a file of the package, a description of the fault, and, after a bar, the closest tests in tests/.
+# The lines marked with a minus must occur exactly once in the file, and are replaced with the lines marked with a plus.
+# They may be parts of lines. A fault that makes a test wait forever is marked with "(hangs)" after the tests.
 FAULTS = r"""
 decoding/acceptance.py: p and q are swapped in the acceptance probability | unit/decoding/test_acceptance.py
 - accept = mx.minimum(p / mx.maximum(q, TINY) + self.delta, 1.0)
@@ -899,12 +899,12 @@ class Fault:
 
     @property
     def mirrored(self) -> str:
-        """The folder with the tests of the file's folder."""
+        """The folder that contains the tests for the file's folder."""
         folder = self.file.split("/")[0] if "/" in self.file else ""
         return f"tests/{folder}" if (ROOT / "tests" / folder).is_dir() and folder else f"tests/unit/{folder}"
 
     def planted(self, text: str) -> str:
-        """Return a file's text with the fault. Raises ValueError if the fault is stale."""
+        """Return a file's text with the fault planted. Raises ValueError if the fault is stale."""
         old, new = "\n".join(self.old), "\n".join(self.new)
         if (count := text.count(old)) != 1:
             raise ValueError(f"is stale: its text occurs {count} times in {self.file}:\n{old}")
@@ -934,7 +934,7 @@ def stale(faults: Sequence[Fault], root: Path = ROOT) -> Iterator[str]:
 
 
 def failures(copy: Path, paths: Sequence[str], *options: str) -> list[str]:
-    """Run pytest in the copy. Returns the ids of the tests that failed, or else how pytest ended if not well."""
+    """Run pytest in the copy. Returns the ids of failed tests, or if there are none, a description of how pytest failed."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *options, *paths]
     run = subprocess.Popen(
         command,
@@ -952,14 +952,14 @@ def failures(copy: Path, paths: Sequence[str], *options: str) -> list[str]:
         return ["time limit"]
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(run.pid, signal.SIGKILL)  # also what the tests started
+            os.killpg(run.pid, signal.SIGKILL)  # including processes that the tests started
         run.wait()
     found = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?:\[| |$)", out, re.MULTILINE)
     return found or ([] if run.returncode in (0, 5) else [f"status {run.returncode}"])  # 5: no test was selected
 
 
 def stages(copy: Path, fault: Fault) -> Iterator[tuple[list[str], str]]:
-    """Yield the paths and the marker of each group of tests to run, the closest first."""
+    """Yield the paths and the marker for each group of tests to run, starting with the closest."""
     closest = [path for path in fault.tests if (copy / path).exists()]
     folders = sorted({f"tests/{path.relative_to(copy / 'tests').parts[0]}" for path in copy.glob("tests/**/test_*.py")})
     if closest:
@@ -971,7 +971,7 @@ def stages(copy: Path, fault: Fault) -> Iterator[tuple[list[str], str]]:
 
 
 def find(copy: Path, fault: Fault) -> tuple[str | None, bool]:
-    """Return the test that catches the planted fault, and whether it is one of the closest."""
+    """Return the test that catches the planted fault, and whether it is one of the fault's closest tests."""
     for number, (paths, marker) in enumerate(stages(copy, fault)):
         found = failures(copy, paths, "-x", "-m", marker)
         if found and (found != ["time limit"] or fault.hangs):
@@ -1027,7 +1027,7 @@ def main() -> int:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a module, and remove its bytecode, which Python would use if the size and the second are the same."""
+    """Write a module, and remove its bytecode, which Python might reuse: it compares only the size and the second."""
     path.write_text(text, encoding="utf-8")
     for cached in path.parent.glob(f"__pycache__/{path.stem}.*"):
         cached.unlink()

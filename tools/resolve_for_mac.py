@@ -1,6 +1,7 @@
 """Checks that every dependency, with all extras, has wheels for a Mac: `python -m tools.resolve_for_mac`.
 
-It uses uv's resolver, because pip can resolve for the running system only. Install uv with `pip install uv`.
+It uses uv's resolver, because pip can resolve dependencies only for the system on which it runs. Install uv with `pip
+install uv`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-PYTHON_VERSIONS = ("3.11", "3.14")  # the oldest and the newest that .github/workflows/ci.yml tests
-MACOS = "14.0"  # the oldest that MLX's wheels support
+PYTHON_VERSIONS = ("3.11", "3.14")  # the oldest and newest versions that .github/workflows/ci.yml tests
+MACOS = "14.0"  # the oldest version that MLX's wheels support
 OPTIONS = "--all-extras --python-platform aarch64-apple-darwin --only-binary :all: --no-python-downloads --quiet"
 
 

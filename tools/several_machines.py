@@ -1,9 +1,9 @@
-"""Compares a model sharded over several processes with the same model in one process.
+"""Compares the output of a model that is sharded over several processes with its output in a single process.
 
     python -m tools.several_machines [--processes 2] [--quantize 4]
 
-`batch` decodes a few prompts with the bundled models in all modes below. The output files must be byte-identical,
-except for beam scores. tests/distributed compares the logits of other families.
+`batch` decodes a few prompts with the bundled models in every mode of `modes`. The output files must be byte-identical,
+except for beam scores. tests/distributed compares logits for other families.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ def run_all(jobs: Path) -> None:
 
 
 def modes(target: str, draft: str, head: str, prompts: Path, tokens: int) -> dict[str, list[str]]:
-    """Return the flags of each mode by its name."""
+    """Return the flags for each mode, keyed by the mode's name."""
     found = {}
     for rule, (drafter, kind), slots in product(RULES, DRAFTERS.items(), ("1", "8")):
-        # The default draft length depends on timings, and rejection sampling depends on it. Beams have no draft.
+        # The default draft length depends on timings, and outputs of rejection sampling depend on it. Beams use no
+        # draft.
         if {"rejection": kind is not None, "beams": kind is None}.get(rule, True):
             own = [] if rule == "beams" else ["--draft-model", draft if drafter in ("model", "auto") else head]
             job = [str(prompts), "-m", str(tokens), "--slots", slots]
@@ -87,7 +88,7 @@ def compare(processes: int, bits: int | None) -> bool:
 
 
 def content(path: Path) -> str:
-    """Return the text without scores: sums of log-probabilities, which several processes round differently."""
+    """Return a file's text without scores, which are sums of log-probabilities that several processes round differently."""
     return re.sub(r'"score": [^,]*', "", path.read_text(encoding="utf-8"))
 
 

@@ -3,8 +3,8 @@
     python -m tools.sparse_t5_11b DIR [--share 20]
     python convert.py --model DIR --quantize 4 --output OUT
 
-A conversion reads every byte, as for the real checkpoint. `--share 20` divides the number of heads, the feed-forward
-width and the vocabulary by 20.
+A conversion reads every byte, as it would for the real checkpoint. `--share 20` divides the number of heads, the
+feed-forward width and the vocabulary by 20.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ T5_11B = {
 
 
 def make(folder: Path, share: int = 1) -> int:
-    """Write the folder. Returns the apparent size of its checkpoint in bytes."""
+    """Write the folder. Returns its checkpoint's apparent size in bytes."""
     config = T5_11B | {name: T5_11B[name] // share // 64 * 64 for name in ("vocab_size", "d_ff")}  # type: ignore
     config["num_heads"] = T5_11B["num_heads"] // share  # type: ignore
-    model = build(config)  # lazy, only its shapes are used
+    model = build(config)  # the arrays are lazy; only their shapes are used
     expected = dict(tree_flatten(model.parameters()))
     shapes: dict[str, tuple[int, ...]] = {}
     for path, names in model.parameter_sources(model.config, set()).items():

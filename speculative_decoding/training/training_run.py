@@ -151,7 +151,7 @@ class TrainingRun:
 
     @cached_property
     def keeps_targets(self) -> bool:
-        """Whether to store teacher targets: they fit into `max_disk_gb` and, if none are stored, half the free space."""
+        """Whether to store teacher targets: they fit in `max_disk_gb` and, if none are stored, half the free space."""
         has_begun = (self.work / "features").exists()
         fits = has_begun or self.store.nbytes <= shutil.disk_usage(self.work).free / 2
         return bool(self.processes.from_first(fits and self.store.nbytes <= self.options.max_disk_gb * 1e9))

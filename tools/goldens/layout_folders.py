@@ -115,7 +115,7 @@ def resaved(base: str, *, words: Sequence[str] = (), special: Sequence[str] = ()
 
 
 def t5gemma(name: str, *, shards: int = 1) -> Maker:
-    """Return a function that writes T5Gemma's folder, with the tokenizer that transformers 4 wrote as the part `name`."""
+    """Return a function that writes T5Gemma's folder, with the tokenizer that transformers 4 wrote to parts/NAME."""
 
     def make(folder: Path, work: Path, seed: int) -> None:
         from make_gemma_goldens import CONFIGS

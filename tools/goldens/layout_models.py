@@ -89,7 +89,7 @@ SUPPRESSED = [*range(1, 500, 3)]  # enough ids to change the outputs
 
 
 def whisper_generation(size: int, *, new: bool = True, **more: Any) -> dict[str, Any]:
-    """Return generation_config.json as in OpenAI's repositories: the version since 2023 if `new`, else the one before."""
+    """Return generation_config.json as in OpenAI's repositories. new: the version published since 2023."""
     end, special = size - len(whisper_special(size)), whisper_special(size)
     ids = {piece: end + i for i, piece in enumerate(special)}
     content: dict[str, Any] = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "max_length": 448}
@@ -126,7 +126,7 @@ GRID = 64
 
 
 def draw(name: str, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
-    """Return random weights. Tables are small and outputs large, because a tied head would otherwise predict its input."""
+    """Return random weights. Tables are small and outputs large; otherwise, a tied head would predict its input."""
     noise = rng.standard_normal(shape)
     if name.endswith(TABLES):
         return 0.3 * noise

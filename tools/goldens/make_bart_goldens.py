@@ -15,8 +15,8 @@ and, for mbart (as mBART-50) and m2m_100 (as NLLB-200),
     translated_ids, translated_lengths   (3, 3, N) and (3, 3): like configured_ids, for source i with language i as its
                                          first token, into each language (`forced_bos_token_id`)
 
-greedy_ids use no processors. Outputs have at most `NEW_TOKENS` tokens. If they use all of them, the last one is a
-forced EOS.
+greedy_ids use no processors. Outputs have at most `NEW_TOKENS` tokens. In configured_ids, the last possible token is a
+forced EOS, except for m2m_100.
 """
 
 from collections.abc import Mapping

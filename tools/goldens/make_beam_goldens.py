@@ -1,10 +1,10 @@
-"""Record the results of Hugging Face's beam search in float32.
+"""Record results of Hugging Face's beam search in float32.
 
-beams.jsonl.gz holds results of the bundled target for the bundled prompts. beams_of_families.json holds results of the
-tiny golden models, each with its own generation_config.json and with other options.
+beams.jsonl.gz contains the bundled target's results for the bundled prompts. beams_of_families.json contains the tiny
+golden models' results, both with each model's generation_config.json and with other options.
 
 Requires torch and transformers 4.46. `python tools/goldens/make_beam_goldens.py [COUNT [FILE]]` decodes the first COUNT
-prompts (default: 10) of each task in groups of ten, and resumes an existing file.
+prompts (default: 10) of each task in groups of ten. If the file exists, it is continued.
 """
 
 import gzip
@@ -25,12 +25,12 @@ HERE = ROOT / "tests" / "parity" / "goldens"
 FILE = HERE / "beams.jsonl.gz"
 FAMILIES_FILE = HERE / "beams_of_families.json"
 FAMILIES = ("t5", "flan-t5", "bart", "mbart", "pegasus", "m2m_100", "marian")
-MORE: list[dict[str, Any]] = [  # overrides of the folder's generation_config.json
+MORE: list[dict[str, Any]] = [  # options that override the folder's generation_config.json
     {},
     {"num_beams": 3, "repetition_penalty": 1.5, "length_penalty": -0.5},
     {"num_beams": 3, "no_repeat_ngram_size": 3, "min_new_tokens": 6, "early_stopping": "never"},
 ]
-# Longer beams of the random m2m_100 contain padding, whose positions Hugging Face numbers differently.
+# Longer beams of the random m2m_100 would contain padding, for which Hugging Face numbers positions differently.
 FAMILY_TOKENS = 10
 TASKS = ("translation", "grammar", "describe")
 GRID = list(product((2, 4, 8), (0.6, 1.0, 2.0), (False, True, "never")))  # beams, length_penalty, early_stopping
@@ -39,7 +39,7 @@ TOGETHER = 10  # prompts
 
 
 def bundled_target() -> T5ForConditionalGeneration:
-    """Return the bundled target: stored in bfloat16, computed in float32."""
+    """Return the bundled target, which is stored in bfloat16 and computes in float32."""
     stored = np.load(FOLDER / "weights.npz")
     tensors = {name: torch.from_numpy(stored[name].view(np.int16).copy()).view(torch.bfloat16) for name in stored}
     model = T5ForConditionalGeneration(T5Config.from_pretrained(FOLDER)).eval()
@@ -50,7 +50,7 @@ def bundled_target() -> T5ForConditionalGeneration:
 
 
 def found(model: T5ForConditionalGeneration, tokenizer: Any, prompts: list[str]) -> list[dict[str, Any]]:
-    """Return, for each prompt, all sequences, and the indices and scores of each setting's results, best first."""
+    """Return for each prompt all sequences, and the indices and scores of each setting's results, best first."""
     batch = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
     records: list[dict[str, Any]] = [{"prompt": prompt, "sequences": [], "found": {}} for prompt in prompts]
     for beams, penalty, stopping in GRID:

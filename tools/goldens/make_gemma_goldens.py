@@ -1,11 +1,12 @@
-"""Write tiny random checkpoints of T5Gemma (equal and unequal widths) and T5Gemma 2, with Hugging Face's outputs.
+"""Write tiny random checkpoints for T5Gemma (with equal and unequal widths) and T5Gemma 2, with Hugging Face's outputs.
 
     pip install torch==2.13.0 transformers==5.23.0 safetensors numpy
     python make_gemma_goldens.py [NAME ...]
 
 Folders and arrays are as in make_goldens.py, plus generation_config.json; outputs have 40 tokens. transformers 5.23
-saves the files of "t5gemma-unequal" and "t5gemma2"; the latter include a vision tower. config.json of "t5gemma" has the
-format of transformers 4.54. Windows, soft caps, scaled positions and the end-of-image embedding all affect the outputs.
+saves the files for "t5gemma-unequal" and "t5gemma2"; those of "t5gemma2" include a vision tower. The config.json of
+"t5gemma" is in the format of transformers 4.54. Windows, soft caps, scaled positions and the end-of-image embedding all
+affect the outputs.
 """
 
 import json
@@ -98,7 +99,7 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "model_type": "t5gemma2",
     },
 }  # fmt: skip
-# Means of norm weights other than 0.5; the model adds 1 to each weight.
+# The means of norm weights, where they differ from 0.5. The model adds 1 to each weight.
 NORM_MEANS = {"post_feedforward": 1.5, "post_cross": -0.3, "q_norm": 0.8, "k_norm": 0.8, "decoder.norm": 2.3}
 SEEDS = {"t5gemma": 63, "t5gemma-unequal": 8, "t5gemma2": 13}  # chosen so that `check_health` passes
 
@@ -110,8 +111,8 @@ def is_tower(name: str) -> bool:
 def draw(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:
     """Return random weights that differ from those of any initializer.
 
-    The current token has more weight than the source, and attention is sharp; otherwise outputs repeat a single token.
-    The row of EOS has a large norm; otherwise EOS is rarely predicted.
+    The current token has more influence than the source, and attention is sharp; otherwise, outputs would repeat a
+    single token. The embedding of EOS has a large norm; otherwise, EOS would rarely be predicted.
     """
     noise = rng.standard_normal(shape)
     if name.endswith(("embed_tokens.weight", "lm_head.out_proj.weight")):
@@ -130,7 +131,7 @@ def draw(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> torch.T
 
 
 def make_folder(name: str, folder: Path, seed: int) -> PreTrainedModel:
-    """Write the folder, load it with Hugging Face, and check that the model holds every tensor of the file."""
+    """Write the folder, load it with Hugging Face, and check that the model contains every tensor in the file."""
     rng = np.random.default_rng(seed)
     config = AutoConfig.for_model(**json.loads(json.dumps(CONFIGS[name])))
     model = AutoModelForSeq2SeqLM.from_config(config).eval()

@@ -3,8 +3,9 @@
     pip install torch==2.13.0 transformers==4.46.3 safetensors numpy
     python make_goldens.py [FAMILY ...]
 
-Each family has a folder in tests/parity/goldens. Its config.json is the input: that of a checkpoint on the Hub, with
-smaller sizes. model.safetensors has the same keys as on the Hub. golden.npz holds (ids: int32, other arrays: float32):
+Each family has a folder in tests/parity/goldens. The input is its config.json, which is a checkpoint's config from the
+Hub with smaller sizes. model.safetensors has the same keys as on the Hub. golden.npz contains (ids: int32, other
+arrays: float32):
 
     input_ids, attention_mask         (B, S)     right-padded with the family's pad id; every row ends with EOS
     decoder_input_ids                 (B, L)     the start token, then random tokens
@@ -12,8 +13,9 @@ smaller sizes. model.safetensors has the same keys as on the Hub. golden.npz hol
     logits                            (B, L, V)
     greedy_ids, greedy_lengths        (B, N), (B,)  new tokens including EOS; each row was decoded separately, unpadded
 
-transformers 5 is not a valid reference for these models. It sizes the decoder's cache by num_layers, and scales umT5's
-logits although the head is not tied. Up to 5.15 at least, it embeds MADLAD's source with the head's table.
+transformers 5 is not a valid reference for these models: it uses num_layers as the size of the decoder's cache, and
+scales umT5's logits although the head is not tied. At least up to version 5.15, it also embeds MADLAD's source with the
+head's table.
 """
 
 import json
@@ -45,14 +47,14 @@ CROSS_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.we
 
 @dataclass(frozen=True)
 class Family:
-    """One golden folder with its config.json; the seed is chosen such that `check_health` passes."""
+    """A golden folder with its config.json. The seed is chosen so that `check_health` passes."""
 
     config: dict[str, Any]
     seed: int
     tables: tuple[str, ...] = (SHARED,)  # names of the input embedding in the file
-    strays: tuple[str, ...] = ()  # biases in the file that the model ignores
+    strays: tuple[str, ...] = ()  # biases that the file contains but the model ignores
     lengths: tuple[int, ...] = (24, 17, 11)  # of the sources
-    # The config for transformers 4, if it differs.
+    # The config to use with transformers 4, if it differs.
     oracle: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -66,11 +68,11 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 FAMILIES: Mapping[str, Family] = {
-    # As published in 2020, before gated models: no fields for the feed-forward, the head, or the depth of the decoder.
+    # As published in 2020, before gated models: without fields for the feed-forward, the head, or the decoder's depth.
     "t5": Family(config_of("t5"), seed=55),
     "t5-11b": Family(config_of("t5-11b"), seed=291, strays=(CROSS_BIAS,)),
     "t5-v1_1": Family(config_of("t5-v1_1"), seed=29),
-    # With few buckets, so that a source of 30 tokens and an output of 24 tokens both reach the last one.
+    # With so few buckets that a source of 30 tokens and an output of 24 tokens both reach the last bucket.
     "flan-t5": Family(
         config_of("flan-t5"), seed=1, tables=(SHARED, ENCODER_TABLE, DECODER_TABLE), lengths=(30, 21, 10)
     ),
@@ -78,11 +80,12 @@ FAMILIES: Mapping[str, Family] = {
     "umt5": Family(config_of("umt5"), seed=38, lengths=(30, 21, 10)),
     "byt5": Family(config_of("byt5"), seed=5, lengths=(28, 19, 12)),
     "madlad": Family(config_of("madlad"), seed=24, tables=(DECODER_TABLE,), lengths=(30, 21, 10)),
-    # No tie flag, so tied; the file still holds four copies of the table, like pytorch_model.bin on the Hub.
+    # Tied, because there is no tie flag. Even so, the file contains four copies of the table, like pytorch_model.bin on
+    # the Hub.
     "codet5": Family(config_of("codet5"), seed=151, tables=(SHARED, ENCODER_TABLE, DECODER_TABLE, HEAD)),
-    # umT5's architecture with a Llama tokenizer, hence EOS 2.
+    # umT5's architecture with a Llama tokenizer, so the id of EOS is 2.
     "pile-t5": Family(config_of("pile-t5"), seed=7),
-    # As saved by transformers 5.23.0 from t5-v1_1: the tie flag is always true.
+    # t5-v1_1 as saved by transformers 5.23.0, which always sets the tie flag to true.
     "t5-v1_1-resaved-by-transformers-5": Family(
         config_of("t5-v1_1-resaved-by-transformers-5"), seed=29, oracle=config_of("t5-v1_1")
     ),
@@ -96,9 +99,9 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.random.Generator) -> torch.Tensor:
     """Return random weights that differ from those of any initializer.
 
-    The tables are small and the layers' outputs large; otherwise a tied head predicts its own input token. The rows of
-    `wo` sum to zero; otherwise the mean of the ReLU gives every token the same prediction. The row of EOS has a large
-    norm; otherwise EOS is rarely predicted.
+    The tables are small and the layers' outputs large; otherwise, a tied head would predict its own input token. The
+    rows of `wo` sum to zero; otherwise, the ReLU's positive mean would lead to the same prediction for every token. The
+    embedding of EOS has a large norm; otherwise, EOS would rarely be predicted.
     """
     noise = rng.standard_normal(shape)
     if name in (SHARED, HEAD):
@@ -121,7 +124,7 @@ def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.r
 
 
 def make_checkpoint(family: Family) -> dict[str, torch.Tensor]:
-    """Return the tensors, with the names in the Hub's file."""
+    """Return the tensors, named as in the Hub's file."""
     config, rng = family.meaning, np.random.default_rng(family.seed)
     with torch.device("meta"):
         model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**config))
@@ -135,7 +138,7 @@ def make_checkpoint(family: Family) -> dict[str, torch.Tensor]:
 
 
 def load_oracle(folder: Path, family: Family) -> PreTrainedModel:
-    """Load the folder with Hugging Face and check that the model holds every tensor of the file."""
+    """Load the folder with Hugging Face, and check that the model contains every tensor in the file."""
     model, info = AutoModelForSeq2SeqLM.from_pretrained(
         folder, config=AutoConfig.for_model(**family.meaning), output_loading_info=True, attn_implementation="eager"
     )
@@ -178,7 +181,7 @@ def make_golden(model: PreTrainedModel, family: Family) -> dict[str, np.ndarray]
 
 
 def padded(outputs: list[list[int]], pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return padded token ids (B, N) and the number of tokens of each row."""
+    """Return the padded token ids, (B, N), and the number of tokens in each row."""
     ids = np.full((len(outputs), max(map(len, outputs))), pad)
     for row, tokens in zip(ids, outputs, strict=True):
         row[: len(tokens)] = tokens
@@ -206,7 +209,7 @@ def top_two_gap(model: PreTrainedModel, family: Family, golden: Mapping[str, np.
 
 
 def check_health(family: Family, golden: Mapping[str, np.ndarray], gap: float) -> None:
-    """Reject outputs that would hide bugs: near-ties, loops, equal rows, EOS never or immediately."""
+    """Reject outputs that would hide bugs: near-ties, loops, equal rows, and EOS in no row, in all rows or too early."""
     eos, pad = family.meaning["eos_token_id"], family.meaning["pad_token_id"]
     outputs = [row[:length] for row, length in zip(golden["greedy_ids"], golden["greedy_lengths"], strict=True)]
     assert gap > 0.02, f"top-2 gap {gap:.4f}"
@@ -226,7 +229,7 @@ def check_every_weight_matters(
     least: float = 0.01,
     is_idle: Callable[[str], bool] = lambda name: False,
 ) -> None:
-    """Add noise to one tensor at a time and check that the logits change, except for tensors that `is_idle` names."""
+    """Add noise to each tensor in turn, and check that the logits change unless `is_idle` is true for its name."""
     arguments = ("input_ids", "attention_mask", "decoder_input_ids")
     inputs = {name: torch.tensor(golden[name], dtype=torch.long) for name in arguments}
     expected = torch.tensor(golden["logits"])

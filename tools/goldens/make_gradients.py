@@ -3,7 +3,7 @@
     pip install torch==2.13.0 transformers==4.46.3 safetensors numpy
     python make_gradients.py
 
-For each of `FAMILIES`, gradients.npz holds
+For each of `FAMILIES`, gradients.npz contains
 
     FAMILY loss   the mean cross-entropy of the next tokens of `decoder_input_ids`, over all rows and positions
     FAMILY NAME   for every tensor of the checkpoint, the gradient of that loss, float32
@@ -19,7 +19,10 @@ from make_goldens import FAMILIES as ALL
 from make_goldens import load_oracle
 
 HERE = Path(__file__).resolve().parents[2] / "tests" / "parity" / "goldens"
-FAMILIES = ("t5", "umt5")  # ReLU, tied head, shared position biases; gated GELU, separate head, biases per layer
+FAMILIES = (
+    "t5",
+    "umt5",
+)  # ReLU, tied head, shared biases; gated GELU, separate head, per-layer biases
 NARROW = 8
 
 

@@ -1,17 +1,17 @@
-"""Write tiny tokenizers whose files are easily misread, with Hugging Face's encodings of the hard texts.
+"""Write tiny tokenizers whose files are easy to misread, with Hugging Face's encodings of the hard texts.
 
     pip install transformers==4.46.3 sentencepiece==0.2.3 protobuf==7.36.2    (and the same with 5.24.0)
     python4 make_hard_tokenizers.py && python5 make_hard_tokenizers.py
 
-The first run makes the folders and records those that have only SentencePiece models, and CodeT5's, which 5.24 cannot
-load, with the slow classes of transformers 4.46. The second run records the others, and the tokenizer "nllb" of
-make_tokenizer_goldens.py, with `AutoTokenizer` of 5.24. Each folder's golden.json holds:
+The first run creates the folders. With the slow classes of transformers 4.46, it records tokenizers that have only a
+SentencePiece model, and CodeT5's, which 5.24 cannot load. The second run uses `AutoTokenizer` in 5.24 to record the
+others, and the tokenizer "nllb" from make_tokenizer_goldens.py. Each folder's golden.json contains:
 
     texts       a list of [text, ids, ids as an output (null for multilingual models), text of the ids]
     decoded     a list of [random ids, their text]
     language    a language, and the ids of the first text in it; null for other models
 
-Texts have no special tokens, and their spaces are cleaned up where 5.24 cleans them up.
+Decoded texts contain no special tokens, and their spaces are cleaned up if 5.24 does so for this tokenizer.
 """
 
 import json
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GOLDENS = ROOT / "tests" / "parity" / "goldens"
 FOLDERS = GOLDENS / "hard_tokenizers"
 HARD = runpy.run_path(str(ROOT / "speculative_decoding" / "loading" / "hard_texts.py"))
-LONGEST = 250  # characters of a recorded text
+LONGEST = 250  # characters in a recorded text
 T5_PIECES = {"bos_id": -1, "eos_id": 1, "unk_id": 2, "pad_id": 0}
 PRETRAINED_ADDED = [
     "zahlwort",
@@ -52,7 +52,7 @@ def made_by_4() -> Any:
 
 
 def spiece(name: str = "spiece.model", kind: str = "unigram", **options: Any) -> Callable[[Path, str, Any], None]:
-    """Return a maker of a SentencePiece model with the configs of its family."""
+    """Return a function that writes a SentencePiece model and its family's configs."""
 
     def make(folder: Path, model_type: str, settings: Any) -> None:
         maker = made_by_4()
@@ -64,7 +64,7 @@ def spiece(name: str = "spiece.model", kind: str = "unigram", **options: Any) ->
 
 
 def saved(folder: Path, *, fast: bool = False, special: tuple[str, ...] = (), **options: Any) -> None:
-    """Save a folder's tokenizer again, with added tokens."""
+    """Add tokens to a folder's tokenizer, and save it again."""
     config = (folder / "config.json").read_bytes()
     tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=fast, **options)
     tokenizer.add_tokens([*PRETRAINED_ADDED])
@@ -121,7 +121,7 @@ def pile_t5(folder: Path) -> None:
 
 
 def bert(folder: Path) -> None:
-    """Write only a vocab.txt, as fnlp/bart-base-chinese has it."""
+    """Write only a vocab.txt, like fnlp/bart-base-chinese."""
     pieces = (
         "[PAD] [UNK] [CLS] [SEP] [MASK] the house is ##s ##ing small . , ! ' s t n UPPER upper it 漢 字 a b c ##c d é"
     )
@@ -137,7 +137,7 @@ def byt5(folder: Path) -> None:
 
 
 def bart(folder: Path) -> None:
-    """Write a tokenizer.json whose side files add a space and tokens; the clean-up is not for BPE."""
+    """Write a tokenizer.json with side files that add a prefix space, tokens, and a clean-up that BPE ignores."""
     made_by_4().bart(folder)
     saved(folder, fast=True, special=("<sep2>",), add_prefix_space=True, clean_up_tokenization_spaces=True)
     for name in ("vocab.json", "merges.txt"):
@@ -145,7 +145,7 @@ def bart(folder: Path) -> None:
 
 
 def codet5(folder: Path) -> None:
-    """Write special tokens as objects in a list, as in CodeT5's files."""
+    """Write the special tokens as a list of objects, as in CodeT5's files."""
     made_by_4().bart(folder)
     vocabulary = json.loads((folder / "vocab.json").read_text("utf-8"))
     flags = {"lstrip": True, "normalized": True, "rstrip": False, "single_word": False}
@@ -162,7 +162,7 @@ def codet5(folder: Path) -> None:
 
 
 def t5_fast(folder: Path) -> None:
-    """Write tokenizer.json and spiece.model, with tokens that are only in the side files."""
+    """Write tokenizer.json and spiece.model, with additional tokens that appear only in the side files."""
     spiece(**T5_PIECES)(folder, "t5", {"tokenizer_class": "T5Tokenizer", "extra_ids": 5})
     AutoTokenizer.from_pretrained(folder, clean_up_tokenization_spaces=True).save_pretrained(folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
@@ -179,7 +179,7 @@ def mbart50_fast(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """version: version of the reference. language: a language to test."""
+    """A tokenizer folder. version: transformers' major version that is the reference. language: a language to test."""
 
     make: Callable[[Path], None]
     version: int = 4
@@ -208,7 +208,7 @@ def golden_of(folder: Path, language: str) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(folder, **({"use_fast": False} if VERSION < 5 else {}))
     settings = folder / "tokenizer_config.json"
     clean = json.loads(settings.read_text("utf-8")).get("clean_up_tokenization_spaces", False)
-    # The version that decides about the clean-up is 5.24, where Pile-T5's tokenizer is a BPE model.
+    # Whether to clean up follows 5.24, in which Pile-T5's tokenizer is a BPE model, without clean-up.
     choice = (
         {} if VERSION > 4 else {"clean_up_tokenization_spaces": clean and not (folder / "tokenizer.model").exists()}
     )
@@ -227,7 +227,7 @@ def golden_of(folder: Path, language: str) -> dict[str, Any]:
     runs = [rng.choices(known, k=size) for size in (1, 2, 4, 12) for _ in range(8)]
     content: dict[str, Any] = {"texts": records, "decoded": [[run, decode(run)] for run in runs], "language": None}
     if language:
-        if hasattr(tokenizer, "lang_code_to_id"):  # has no added languages; their users enter them like this
+        if hasattr(tokenizer, "lang_code_to_id"):  # it does not include added languages; users register them like this
             tokenizer.lang_code_to_id[language] = tokenizer.convert_tokens_to_ids(language)
         tokenizer.src_lang = language
         content["language"] = [language, list(tokenizer(texts[3]).input_ids)]
@@ -235,7 +235,7 @@ def golden_of(folder: Path, language: str) -> dict[str, Any]:
 
 
 def record_nllb() -> None:
-    """Record the ids of a folder of make_tokenizer_goldens.py that has a tokenizer.json."""
+    """Record ids for the folder "nllb" of make_tokenizer_goldens.py, which has a tokenizer.json."""
     folder = GOLDENS / "tokenizers" / "nllb"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     golden = json.loads((folder / "golden.json").read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Write speech_languages.json: the code of each language name and alias of openai-whisper.
+"""Write speech_languages.json: the code for each language name and alias in openai-whisper.
 
 Requires openai-whisper: `python tools/goldens/make_languages.py`
 """

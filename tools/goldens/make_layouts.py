@@ -1,18 +1,18 @@
-"""Write a tiny random model for each published layout, and record the results of Hugging Face.
+"""Write a tiny random model for each published layout, and record Hugging Face's results.
 
     pip install torch==2.13.0 transformers==4.46.3 sentencepiece==0.2.3 protobuf==7.36.2    (and the same with 5.24.0)
     python4 make_layouts.py WORK [NAME ...]
     python5 make_layouts.py WORK [NAME ...]    (both in turn, until nothing is missing)
 
-A run writes the folders for its version of transformers, and records the results for which this version is the
-reference. The last run packs tests/parity/goldens/layouts.tar.xz and layouts.json.gz. WORK keeps folders and records
-between runs. Each NAME is written again.
+A run writes the folders that its version of transformers makes, and records the results for which this version is the
+reference. The last run packs tests/parity/goldens/layouts.tar.xz and layouts.json.gz. Folders and records are kept in
+WORK between runs. Each layout given as NAME is written again.
 
-References. Token ids: the slow classes of transformers 4.46 for folders whose only tokenizer is a SentencePiece model,
-`AutoTokenizer` of 5.24 for all others. Decoded text: `decode` of the same tokenizer, with the clean-up of spaces that
-5.24 applies. Greedy tokens: 5.24, but 4.46 for T5's relatives, for the reasons in make_goldens.py.
+References. Token ids: the slow classes in transformers 4.46 for folders whose only tokenizer is a SentencePiece model,
+`AutoTokenizer` in 5.24 for all others. Decoded text: `decode` of the same tokenizer, with 5.24's clean-up of spaces.
+Greedy tokens: 5.24, except for T5's relatives, which use 4.46 for the reasons given in make_goldens.py.
 
-Weights are multiples of 1/64, so that the archive stays small. Files of other frameworks hold a few bytes.
+Weights are multiples of 1/64 to keep the archive small. Files of other frameworks contain only a few bytes.
 """
 
 import gzip
@@ -80,8 +80,8 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, Gener
 
 GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "parity" / "goldens"
 NEW_TOKENS = 10
-LEAST_GAP = 0.002  # between the best two logits of each greedy token
-SOURCES = ["The house is wonderful, isn't it?", "Die Größe 12.5 % der 漢字 …"]  # of the greedy tokens
+LEAST_GAP = 0.002  # minimum difference between the best two logits for each greedy token
+SOURCES = ["The house is wonderful, isn't it?", "Die Größe 12.5 % der 漢字 …"]  # source texts for the greedy tokens
 TEXTS = [
     "The other columns are balanced, filling with equal amounts of text.",
     "He does n't know , do n't you ? I 'm sure they 've 3 . 5 ! it 's",
@@ -111,13 +111,14 @@ TEXTS = [
 
 @dataclass(frozen=True)
 class Layout:
-    """A published model, or a type of fine-tune.
+    """A published model, or a kind of fine-tune.
 
-    make: writes all files, by transformers `made_by`.
-    ids, tokens: the version of transformers that is the reference of token ids and of greedy tokens.
+    make: writes all files.
+    made_by: the version of transformers with which to run `make`.
+    ids, tokens: the versions of transformers that are the references for token ids and for greedy tokens.
     junk: additional files that are not part of the model.
-    source, target: languages of the greedy tokens.
-    vocabulary: the source of the vocabulary of a model without a tokenizer.
+    source, target: the languages for the greedy tokens.
+    vocabulary: for a model without a tokenizer, the layout whose vocabulary is used.
     """
 
     make: Maker
@@ -318,7 +319,7 @@ FINE_TUNES: Mapping[str, Layout] = {
     "mlx-community/whisper-tiny-mlx-q4": Layout(
         mlx_whisper("wide Whisper", "weights.npz", 4), vocabulary="openai/whisper-tiny"),
 }  # fmt: skip
-# Bases of other layouts, not published themselves.
+# Bases for other layouts that are not published themselves.
 PARTS: Mapping[str, Layout] = {
     "wide Whisper": Layout(
         whisper_folder(config={"d_model": 32, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128},
@@ -334,7 +335,7 @@ def reference_tokenizer(folder: Path) -> Any:
 
 
 def decoder_of(tokenizer: Any, folder: Path) -> Callable[[Sequence[int]], str]:
-    """Return the text of ids with the clean-up of spaces that transformers 5.24 applies."""
+    """Return a function that decodes ids to text with the clean-up of spaces of transformers 5.24."""
     if VERSION >= 5:
         return partial(tokenizer.decode, skip_special_tokens=True)
     clean = json_of(folder / "tokenizer_config.json").get("clean_up_tokenization_spaces") is True
@@ -343,13 +344,13 @@ def decoder_of(tokenizer: Any, folder: Path) -> Callable[[Sequence[int]], str]:
 
 
 def record_outputs(own: Path, layout: Layout, work: Path, tokens: Sequence[Sequence[int]]) -> list[str]:
-    """Return the text of greedy tokens."""
+    """Decode greedy tokens to texts."""
     folder = work / layout.vocabulary if layout.vocabulary else own
     return [*map(decoder_of(reference_tokenizer(folder), folder), tokens)]
 
 
 def record_ids(own: Path, layout: Layout, work: Path) -> dict[str, Any]:
-    """Return the ids of texts and the text of these ids."""
+    """Return texts, their ids, and the text to which these ids are decoded."""
     folder = work / layout.vocabulary if layout.vocabulary else own
     tokenizer = reference_tokenizer(folder)
     decode = decoder_of(tokenizer, folder)
@@ -357,7 +358,7 @@ def record_ids(own: Path, layout: Layout, work: Path) -> dict[str, Any]:
     added = list(tokenizer.get_added_vocab())
     is_whisper = json_of(folder / "config.json")["model_type"] == "whisper"
     known = list(dict.fromkeys([*added[:3], *added[-4:]]))
-    if is_whisper:  # texts of transcripts have no special tokens
+    if is_whisper:  # transcripts contain no special tokens
         texts = [text for text in texts if "<|" not in text]
         known = [each for each in known if not each.startswith("<|")]
     texts += [f"a {each} b{each}c  {each}" for each in known]
@@ -381,7 +382,7 @@ def module_codes(folder: Path, tokenizer: Any) -> int:
 
 
 def frames_of(mel_bands: int) -> np.ndarray:
-    """Return log-mel frames of a window, as in the test."""
+    """Return log-mel frames for a window, the same as in the test."""
     return (np.random.default_rng(7).standard_normal((3000, mel_bands)) * 0.5).astype(np.float32)
 
 
@@ -392,7 +393,7 @@ def load_model(folder: Path, layout: Layout, work: Path) -> PreTrainedModel:
     kind = AutoModelForSeq2SeqLM
     if raw["model_type"] == "whisper":
         kind = transformers.WhisperForConditionalGeneration
-    if "save_model" in str(folder):  # some versions of transformers do not find a table that is stored once
+    if "save_model" in str(folder):  # some versions of transformers do not find a tied table that is stored only once
         from safetensors.torch import load_model as load_whole
 
         model = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(folder), attn_implementation="eager")
@@ -406,7 +407,7 @@ def load_model(folder: Path, layout: Layout, work: Path) -> PreTrainedModel:
 
 
 def openai_model(folder: Path, layout: Layout, work: Path) -> PreTrainedModel:
-    """Load a folder of mlx-whisper: its tensors under Hugging Face's names, in the model from which it was written."""
+    """Load a folder of mlx-whisper into the Hugging Face model from which it was written."""
     raw = json_of(folder / "config.json")
     bits = raw.get("quantization", {}).get("bits")
     base = work / (layout.vocabulary if bits is None else "wide Whisper")
@@ -435,7 +436,7 @@ def openai_model(folder: Path, layout: Layout, work: Path) -> PreTrainedModel:
 
 
 def record_tokens(folder: Path, layout: Layout, work: Path, ids: Mapping[str, Any]) -> dict[str, Any]:
-    """Return greedy tokens: after the start token, or for Whisper after the prompt."""
+    """Return the greedy tokens that follow the start token, or for Whisper the prompt."""
     model = load_model(folder, layout, work)
     vocabulary = reference_tokenizer(work / layout.vocabulary if layout.vocabulary else folder)
     outputs, gap = [], float("inf")
@@ -478,13 +479,13 @@ def record_tokens(folder: Path, layout: Layout, work: Path, ids: Mapping[str, An
 
 
 def gap_of(scores: Sequence[torch.Tensor]) -> float:
-    """Return the smallest gap between the best two logits, without forced tokens."""
+    """Return the smallest gap between the best two logits, ignoring forced tokens."""
     gaps = [float(top[0] - top[1]) for top in (step[0].topk(2).values for step in scores) if torch.isfinite(top[1])]
     return min(gaps, default=float("inf"))
 
 
 def problems_of(found: Mapping[str, Any]) -> list[str]:
-    """Return the reasons why outputs would hide faults or depend on rounding."""
+    """Return the reasons why the outputs would hide faults or depend on rounding."""
     outputs = found["tokens"]
     problems = {
         f"gap {found['gap']:.4f}": found["gap"] < LEAST_GAP,
@@ -500,7 +501,7 @@ def folder_name(name: str) -> str:
 
 
 def make(name: str, layout: Layout, work: Path) -> None:
-    """Write a folder, with the first seed that gives good outputs."""
+    """Write the folder of a layout, using the first seed for which `problems_of` reports no problems."""
     folder = work / "unfinished"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -521,7 +522,7 @@ def make(name: str, layout: Layout, work: Path) -> None:
 
 
 def pack(work: Path, records: Mapping[str, Any]) -> None:
-    """Write the archive, with similar files next to each other, and the records."""
+    """Write the archive, in which similar files are next to each other, and the records."""
     names = [name for name in ALL if name not in PARTS]
     paths = [(name, path) for name in names for path in (work / name).rglob("*") if path.is_file()]
     paths.sort(key=lambda item: (item[1].suffix, item[1].name, names.index(item[0])))

@@ -34,9 +34,9 @@ SETTINGS = [
 LOGITS = [
     [1.3, -0.4, 0.2, 2.1],
     [-1.0, -2.5, -0.3, -4.0],
-    [0.5, 0.5, 0.5, 0.5],  # all tied
-    [1.0, 2.0, 2.0, -1.0],  # the best two tied
-    [0.0, 0.0, 3.0, 0.0],  # all but the best tied
+    [0.5, 0.5, 0.5, 0.5],  # all are tied
+    [1.0, 2.0, 2.0, -1.0],  # the best two are tied
+    [0.0, 0.0, 3.0, 0.0],  # all except the best are tied
 ]
 HISTORY = [0, 2, 2]
 

@@ -1,4 +1,4 @@
-"""Write speech_parts.json.gz: faster-whisper's cuts of speech for random probabilities, and its restored times.
+"""Write speech_parts.json.gz: the parts that faster-whisper keeps for random probabilities, and the times it restores.
 
 Requires faster-whisper 1.2.1: `python tools/goldens/make_speech_parts.py [CASES [FILE]]`
 """
@@ -26,7 +26,7 @@ DURATIONS = {  # milliseconds
 
 
 def random_probabilities(rng: random.Random, count: int) -> list[int]:
-    """Runs of speech, silence and intermediate values, in hundredths."""
+    """Return runs of speech, silence and intermediate probabilities, in hundredths."""
     found: list[int] = []
     while len(found) < count:
         low, high = rng.choice([(50, 100), (0, 34), (0, 34), (30, 60), (0, 100)])
@@ -35,7 +35,7 @@ def random_probabilities(rng: random.Random, count: int) -> list[int]:
 
 
 def random_segments(rng: random.Random, seconds: float) -> list[dict[str, Any]]:
-    """Segments of the kept audio; some end after it. Half of them have words."""
+    """Return random segments of the kept audio. Some end after it, and some have words."""
     found = []
     for _ in range(6):
         start = round(rng.uniform(0, seconds), 2)

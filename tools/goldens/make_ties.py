@@ -1,12 +1,12 @@
 """Write ties.json: the tables that transformers uses as source embedding, decoder embedding and output head.
 
-The cases are each family, every subset of its tables in a file, equal or different, and each value of
-`tie_word_embeddings`. Requires torch and transformers: `python tools/goldens/make_ties.py`
+There is a case for each family, each subset of its tables that a file may contain (equal or different), and each value
+of `tie_word_embeddings`. Requires torch and transformers: `python tools/goldens/make_ties.py`
 
 versions     of transformers and torch
 names        family -> names of its tables; the last one is the head
 cases        [families, flag, {table in the file: its value}, [source, decoder, head], whether T5 scales the states]
-             values are numbers: equal numbers mean equal tables. null: not from the file, or no such table
+             a table's value is a number: equal numbers mean equal tables. null: not from the file, or no such table
 """
 
 import itertools
@@ -46,7 +46,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 def contents(names: tuple[str, ...]) -> Iterator[dict[str, int]]:
-    """Yield the value of each table in a file: all equal, one different, or all different."""
+    """Yield the contents of files: the value of each table in the file. All are equal, one differs, or all differ."""
     for count in range(1, len(names) + 1):
         for subset in itertools.combinations(names, count):
             values = {(0,) * count, tuple(range(count))}

@@ -4,13 +4,14 @@
     python make_tokenizer_goldens.py [FAMILY ...]
 
 transformers 4 uses the families' SentencePiece models; version 5 converts all of them except M2M-100's and Marian's.
-Each folder holds the tokenizer's files, a config.json whose model_type selects the tokenizer class, and a golden.json:
+Each folder contains the tokenizer's files, a config.json whose model_type selects the tokenizer class, and golden.json:
 
     languages                     code -> id
     texts                         a list of
         text, language                the source and its language; null selects the default
-        ids, output_ids               encoded as a source; encoded as an output (`text_target`), without language tokens
-        text_of_ids                   decoded, without special tokens
+        ids, output_ids               the text encoded as a source, and as an output (`text_target`) without language
+                                      tokens
+        text_of_ids                   the ids decoded without special tokens
 """
 
 import io
@@ -80,7 +81,7 @@ def train(path: Path, lines: list[str], model_type: str = "unigram", **options: 
         **options,
     )
     trained = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
-    trained.normalizer_spec.ClearField("normalization_rule_tsv")  # contains a path; the compiled rules remain
+    trained.normalizer_spec.ClearField("normalization_rule_tsv")  # it contains a path; the compiled rules remain
     path.write_bytes(trained.SerializeToString())
     rules.unlink()
 
@@ -101,7 +102,7 @@ def write_configs(folder: Path, model_type: str, tokenizer_config: dict[str, Any
 
 
 def nllb(folder: Path) -> Any:
-    """Write files as on the Hub: tokenizer.json has the legacy template, which the tokenizer class replaces."""
+    """Write files as on the Hub: the template in tokenizer.json is the legacy one, which the tokenizer class replaces."""
     train(folder / "sentencepiece.bpe.model", LINES + GERMAN, "bpe")
     write_configs(folder, "m2m_100", {"src_lang": None, "tgt_lang": None, "tokenizer_class": "NllbTokenizer"})
     old = NllbTokenizerFast.from_pretrained(folder, legacy_behaviour=True)
@@ -133,7 +134,7 @@ def m2m_100(folder: Path) -> Any:
 
 
 def marian(folder: Path) -> Any:
-    """Write two SentencePiece models with different pieces, and one vocabulary for both."""
+    """Write two SentencePiece models with different pieces, and a vocabulary that both share."""
     english, german = folder / "source.spm", folder / "target.spm"
     train(english, LINES)
     train(german, GERMAN * 20 + ["Überall gibt es Äpfel, Öl und Straßen."] * 20)
@@ -151,7 +152,7 @@ def pegasus(folder: Path) -> Any:
 
 
 def t5(folder: Path) -> Any:
-    """Write only the SentencePiece model, as in the oldest repositories."""
+    """Write only a SentencePiece model, as in the oldest repositories."""
     train(folder / "spiece.model", LINES + GERMAN, bos_id=-1, eos_id=1, unk_id=2, pad_id=0)
     write_configs(folder, "t5", None)
     return T5Tokenizer.from_pretrained(folder, legacy=True)
@@ -169,7 +170,7 @@ def bart(folder: Path) -> Any:
 
 
 def t5gemma(folder: Path, model_type: str = "t5gemma", more: Sequence[str] = ()) -> Any:
-    """Write a BPE tokenizer that encodes spaces as characters, with byte fallback; it adds <bos> but no end token."""
+    """Write a BPE tokenizer with byte fallback that encodes spaces as characters, and adds <bos> but no end token."""
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *more]
     raw = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     raw.normalizer = tokenizers.normalizers.Replace(" ", "▁")
@@ -199,7 +200,7 @@ def t5gemma2(folder: Path) -> Any:
 
 @dataclass(frozen=True)
 class Family:
-    """more: a second language to test. form: the format of language tokens."""
+    """A family's tokenizer. more: a second language to test. form: the format of its language tokens."""
 
     make: Callable[[Path], Any]
     codes: Sequence[str] = ()

@@ -1,7 +1,7 @@
 """Write transcript_formats.json: synthetic transcripts, and the files that openai-whisper writes for them.
 
-Requires the source package of openai-whisper 20250625: `python tools/goldens/make_transcript_formats.py
-openai_whisper-20250625/whisper/utils.py`. torch is not needed.
+Requires the source distribution of openai-whisper 20250625: `python tools/goldens/make_transcript_formats.py
+openai_whisper-20250625/whisper/utils.py`. torch is not required.
 """
 
 import io

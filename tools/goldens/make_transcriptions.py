@@ -1,4 +1,4 @@
-"""Write transcriptions.json.gz: results of openai-whisper's `transcribe` for scripted outputs and word times.
+"""Write transcriptions.json.gz: the results of openai-whisper's `transcribe` for scripted outputs and word times.
 
 Requires openai-whisper 20250625: `python tools/goldens/make_transcriptions.py [CASES [FILE]]`
 """
@@ -31,7 +31,7 @@ timing = sys.modules["whisper.timing"]
 
 
 class Pieces(Tokenizer):
-    """Reads and writes tokens of 100 pieces."""
+    """A tokenizer with a vocabulary of 100 pieces."""
 
     def __init__(self) -> None:
         self.language, self.task = "en", "transcribe"
@@ -50,7 +50,7 @@ class Pieces(Tokenizer):
 
 
 def random_output(rng: random.Random) -> list[int]:
-    """Segments between timestamps, mostly allowed by the rules for timestamps."""
+    """Return random segments between timestamps, most of which conform to the timestamp rules."""
     tokens: list[int] = []
     if rng.random() < 0.03:
         return tokens
@@ -96,7 +96,7 @@ def random_clips(rng: random.Random, num_frames: int) -> str:
 
 
 class Script:
-    """Replaces the model: random outputs and word times, which are recorded."""
+    """Takes the place of the model. Returns random outputs and word times, and records them."""
 
     dims = type("Dims", (), {"n_mels": 1, "n_audio_ctx": 1500, "n_text_ctx": 448})()
     device = torch.device("cpu")
@@ -178,7 +178,7 @@ def case(seed: int) -> dict[str, Any]:
 
 
 class Attention(torch.nn.Module):
-    """Replaces a layer's cross-attention and returns given scores."""
+    """Takes the place of a layer's cross-attention, and returns the given scores."""
 
     def __init__(self, scores: torch.Tensor) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Attention(torch.nn.Module):
 
 
 class Aligned(torch.nn.Module):
-    """Replaces a model of two layers with two heads each."""
+    """Takes the place of a model with two layers of two heads each."""
 
     dims = type("Dims", (), {"n_text_layer": 2})()
     device = torch.device("cpu")
@@ -208,7 +208,7 @@ class Aligned(torch.nn.Module):
 
 
 def alignment(seed: int) -> dict[str, Any]:
-    """Word times for random attention that moves ahead with the tokens."""
+    """Return word times for random attention that moves forward with the tokens."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, END, rng.integers(1, 12)).tolist()
     positions = int(rng.integers(2, 60))

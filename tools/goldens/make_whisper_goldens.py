@@ -3,8 +3,9 @@
     pip install torch==2.13.0 transformers==4.56.2 safetensors numpy
     python make_whisper_goldens.py [NAME ...]
 
-Each variant has a folder in tests/parity/goldens. Its config.json is the input; the vocabulary holds text, the end, the
-start, languages, 6 other tokens and 31 timestamps. model.safetensors has the same keys as on the Hub. golden.npz holds
+Each variant has a folder in tests/parity/goldens. Its config.json is the input. The vocabulary contains text tokens,
+the end and start tokens, languages, 6 other tokens and 31 timestamps. model.safetensors has the same keys as on the
+Hub. golden.npz contains
 
     input_features                (B, T, mel bands) float16  log-mel frames; Hugging Face takes them transposed
     attention_mask                (B, T / 2) int32           all ones
@@ -52,7 +53,7 @@ def draw(name: str, shape: tuple[int, ...], end: int, rng: np.random.Generator) 
 
 
 def make_checkpoint(model: WhisperForConditionalGeneration, end: int, seed: int) -> dict[str, torch.Tensor]:
-    """Return the tensors of the Hub's file. The encoder's positions stay sinusoids."""
+    """Return the tensors that the Hub's file contains. The encoder's positions remain sinusoids."""
     rng = np.random.default_rng(seed)
     tensors = {name: tensor for name, tensor in sorted(model.state_dict().items()) if name != "proj_out.weight"}
     kept = "model.encoder.embed_positions.weight"
@@ -76,7 +77,7 @@ def greedy(model: WhisperForConditionalGeneration, encoded: torch.Tensor) -> tup
 
 
 def check_every_weight_matters(model: WhisperForConditionalGeneration, inputs: Mapping[str, torch.Tensor]) -> None:
-    """Add noise to one tensor at a time and check that the logits change."""
+    """Add noise to each tensor in turn, and check that the logits change."""
     expected = model(**inputs, use_cache=False).logits
     for name, parameter in model.named_parameters():
         kept = parameter.clone()

@@ -1,9 +1,10 @@
 """Executes kernels of published mlx-metal wheels on Linux. See tools/metal/README.md.
 
-build    fetch wheels and compile the runtime. Half a minute; needs pip, clang-19 and llvm-19-dev, but no Python package
-classes  which pass widths give identical bits? Replays recorded dispatches. One to five minutes per model
-bounds   do kernels access memory outside their arguments? Five minutes for all of them
-diff     which kernels differ between two wheels? A minute
+build    fetches wheels and compiles the runtime. Takes half a minute; needs pip, clang-19 and llvm-19-dev, but no other
+         Python packages
+classes  which pass widths produce identical bits? Replays recorded dispatches. Takes one to five minutes per model
+bounds   do kernels access memory outside their arguments? Takes five minutes for all kernels
+diff     which kernels differ between two wheels? Takes a minute
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def print_classes(chosen: argparse.Namespace) -> int:
-    """Print the classes of each operation, and those that all operations of a model share."""
+    """Print the classes of each operation, and those that all operations of a model have in common."""
     from . import classes
 
     metallib_of(chosen.wheel)  # fails before the processes start
@@ -85,7 +86,7 @@ def print_classes(chosen: argparse.Namespace) -> int:
 
 
 def print_bounds(chosen: argparse.Namespace) -> int:
-    """Print each kernel that accesses memory outside its arguments, with the farthest access."""
+    """Print each kernel that accesses memory outside its arguments, with its farthest access."""
     from . import bounds
     from .runtime import Fault
 
@@ -112,7 +113,7 @@ def print_bounds(chosen: argparse.Namespace) -> int:
 
 
 def print_difference(chosen: argparse.Namespace) -> int:
-    """Print the kernels that differ. Returns 1 if the traces use one of them."""
+    """Print the kernels that differ. Returns 1 if the traces use any of them."""
     from .metallib import Metallib
     from .wheel_diff import compare
 

@@ -1,4 +1,4 @@
-"""Finds accesses outside arguments with guard pages around each of them: `python -m tools.metal bounds`."""
+"""Finds memory accesses outside arguments, using guard pages around each argument: `python -m tools.metal bounds`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from .replay import Inputs, replay
 from .runtime import Fault, KernelError, Library, Placement
 from .traces import traces_of
 
-MAX_WEIGHT = 4_000_000  # elements of a matrix in a guarded replay: kernels do not depend on the number of columns
+MAX_WEIGHT = (
+    4_000_000  # elements; a larger matrix need not be replayed, because kernels do not depend on the number of columns
+)
 
 
 @dataclass(frozen=True)
 class Known:
-    """Known accesses of MLX that do not change results. pattern: matches the text of the fault."""
+    """Known accesses by MLX's kernels that do not change results. pattern: matches the fault's text."""
 
     pattern: str
     reason: str
@@ -47,9 +49,9 @@ class Case:
 
 
 def cases(chips: Sequence[str], models: Sequence[str], dtypes: Sequence[str] = DTYPES) -> list[Case]:
-    """Return passes for each sequence of kernels of each kind of operation: the smallest matrix, and every width.
+    """Return passes that cover each kind of operation with each sequence of kernels: its smallest matrix at every width.
 
-    The width of a pass matters, because rows that do not fill a tile are read with different bounds.
+    The width of a pass matters, because tiles that are not filled with rows are read with different bounds.
     """
     chosen: dict[object, tuple[int, Case]] = {}
     for model in models:
@@ -87,7 +89,7 @@ def faults_of(library: Library, case: Case) -> list[Fault]:
 
 
 def reason_for(fault: Fault) -> str | None:
-    """Return why a fault is known, or None."""
+    """Return the reason recorded for a known fault, or None for an unknown one."""
     return next((known.reason for known in KNOWN if re.fullmatch(known.pattern, str(fault))), None)
 
 
@@ -107,6 +109,6 @@ def work(case: Case) -> tuple[Case, list[Fault], str]:
 
 
 def check_all(wheel: str, found: Sequence[Case], processes: int) -> Iterator[tuple[Case, list[Fault], str]]:
-    """Yield each case with its faults, or with the problem that stopped it."""
+    """Yield each case with its faults, or with the error that stopped it."""
     with multiprocessing.get_context("spawn").Pool(processes, start_worker, [wheel]) as pool:
         yield from pool.imap_unordered(work, found)

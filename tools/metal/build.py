@@ -11,8 +11,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-PINNED = "0.32.2"  # of mlx-metal, whose dispatches traces.jsonl.xz records
-PLATFORM = "macosx_26_0_arm64"  # its wheel also has the kernels for the neural accelerators of an M5
+PINNED = "0.32.2"  # the version of mlx-metal whose dispatches traces/ records
+PLATFORM = "macosx_26_0_arm64"  # its wheel also contains the kernels for the M5's neural accelerators
 RUNTIME = Path(__file__).with_name("runtime")
 PACKAGES = {"clang++-19": "clang-19", "llvm-config-19": "llvm-19-dev"}  # Debian's
 FLAGS = [
@@ -22,30 +22,30 @@ FLAGS = [
 
 
 class BuildError(Exception):
-    """A missing dependency on this machine; the message has one line."""
+    """Something needed for a build is missing on this machine, or the build failed."""
 
 
 def cache_folder() -> Path:
-    """Return the folder for wheels' kernels, the compiled runtime and translated kernels, and create it.
+    """Create and return the folder for wheels' metallibs, the compiled runtime and translated kernels.
 
-    It is in the package's cache folder. `speculative_decoding.cache_folder` is not used, because it imports MLX.
+    It is in the package's cache folder. This does not use `speculative_decoding.cache_folder`, which would import MLX.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     folder = (base if base.is_absolute() else Path.home() / ".cache") / "speculative-decoding" / "metal"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:  # code is loaded from this folder
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:  # executable code is loaded from this folder
         raise BuildError(f"{folder}: other users may write to this folder. Name another one in XDG_CACHE_HOME")
     return folder
 
 
 def metallib_of(wheel: str, *, download: bool = False) -> Path:
-    """Return the metallib of a wheel.
+    """Return the path of a wheel's metallib.
 
     Args:
-        wheel: A version, such as 0.32.4, a version and a platform (0.32.2/macosx_15_0_arm64), or the path of a wheel
-            or of a metallib.
-        download: Fetch a version that is not in the cache folder.
+        wheel: A version (such as 0.32.4), a version and a platform (0.32.2/macosx_15_0_arm64), or the path of a wheel
+            or metallib.
+        download: Whether to download a version that is not in the cache folder.
     """
     path = Path(wheel)
     if path.suffix in (".metallib", ".whl") and not path.is_file():
@@ -79,7 +79,7 @@ def downloaded(version: str, platform: str, folder: Path) -> Path:
 
 
 def extracted(wheel: Path, folder: Path) -> Path:
-    """Extract the metallib of a wheel into a folder, unless it is there."""
+    """Extract a wheel's metallib into a folder, unless it is already there."""
     target = folder / "mlx.metallib"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,13 +99,13 @@ def sources() -> list[Path]:
 
 
 def runtime_digest() -> str:
-    """Return a digest of the runtime's sources, used in the names of all files generated with it."""
+    """Return a digest of the runtime's sources. It names the folder of all files that this runtime generates."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources())).hexdigest()[:16]
 
 
 @functools.cache
 def library_path(*, compile_it: bool = False) -> Path:
-    """Return the compiled runtime. Raises BuildError if it is missing and must not be compiled."""
+    """Return the path of the compiled runtime. Raises BuildError if it is missing and `compile_it` is false."""
     path = cache_folder() / f"runtime-{runtime_digest()}" / "libmetalkernels.so"
     if path.exists():
         return path

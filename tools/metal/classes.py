@@ -22,19 +22,19 @@ ALL_ORDERS = (
     Orders(SumOrder.SEQUENTIAL, ProductOrder.PAIRS),
 )
 COMPARED_VALUES = 2048  # minimum per width
-MAX_COLUMNS = 2048  # computed for wider matmuls: a column's sum does not depend on the number of columns
+MAX_COLUMNS = 2048  # columns computed for wider matmuls: a column's sum does not depend on the other columns
 Classes = list[list[int]]
 
 
 class WrongResultError(Exception):
-    """A replay with wrong values, so the trace does not match the kernel."""
+    """A replay produced wrong values, so the trace does not match the kernel."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The classes of an operation: widths whose results are bit-identical under every order of additions.
+    """An operation's classes: sets of widths whose results are bit-identical under every order of additions.
 
-    by_order: the classes under each of `ALL_ORDERS`. problems: widths without a class, with the reason.
+    by_order: the classes under each of `ALL_ORDERS`. problems: the reason for each width that has no class.
     """
 
     operation: Operation
@@ -60,12 +60,12 @@ class Found:
 
 
 def described(classes: Classes) -> str:
-    """[[1], [2, 3, 5]] -> `{1} {2-5}`: ranges of the widths that are compared."""
+    """Format classes as ranges of compared widths, such as `{1} {2-5}` for [[1], [2, 3, 4, 5]]."""
     return " ".join("{" + ", ".join(ranges(widths)) + "}" for widths in classes)
 
 
 def ranges(widths: Sequence[int]) -> Iterator[str]:
-    """Join widths that follow one another in WIDTHS."""
+    """Join widths that are consecutive in WIDTHS into ranges."""
     start = 0
     for end in range(1, len(widths) + 1):
         if end == len(widths) or WIDTHS.index(widths[end]) != WIDTHS.index(widths[end - 1]) + 1:
@@ -75,7 +75,7 @@ def ranges(widths: Sequence[int]) -> Iterator[str]:
 
 
 def common_classes(partitions: Sequence[Classes]) -> Classes:
-    """Return the classes of widths that are in the same class of every partition."""
+    """Group the widths that are in the same class in every partition."""
     numbers: dict[tuple[int, ...], list[int]] = {}
     for width in sorted({width for classes in partitions for widths in classes for width in widths}):
         key = tuple(next(i for i, widths in enumerate(classes) if width in widths) for classes in partitions)
@@ -92,11 +92,12 @@ def rows_first(output: Values) -> Values:
 def results(
     library: Library, chip: str, model: str, inputs: Inputs, width: int, columns: int | None, orders: Orders
 ) -> Values:
-    """Return the results of passes of one width, (rows, values) as stored, for at least `COMPARED_VALUES` values.
+    """Return at least `COMPARED_VALUES` stored results from passes of one width, (rows, values).
 
     Raises:
-        KernelError: The library has no such kernel, or the kernel stopped.
-        WrongResultError: The values differ from the exact ones by more than rounding.
+        KernelError: The kernel is not in the library, or it stopped.
+        WrongResultError: The values differ from the exact ones by more than rounding errors, or the kernel wrote
+            outside its arguments.
     """
     operation, dtype = inputs.operation, inputs.dtype
     trace = traces_of(model).find(chip, operation, dtype, width)
@@ -106,7 +107,7 @@ def results(
     for first in range(0, rows, width):
         if first and first + width > MAX_ROWS:
             break
-        # The first pass is checked between guard pages: a kernel that the trace does not fit may write anywhere.
+        # The first pass runs with guard pages: if the trace does not match the kernel, it may write anywhere.
         placement = Placement.UNGUARDED if first else Placement.ENDS_AT_GUARD
         arrays = inputs.of_pass(width, first)
         result = replay(
@@ -187,7 +188,7 @@ def work(task: tuple[str, str, Operation, str]) -> Found:
 def classes_of_model(
     wheel: str, chip: str, model: str, dtypes: Sequence[str], bits: Sequence[int], processes: int
 ) -> Iterator[Found]:
-    """Yield the classes of each operation of a model, in its order, for each dtype."""
+    """Yield the classes of each of a model's operations, in order, for each dtype."""
     tasks = [
         (chip, model, operation, dtype)
         for dtype in dtypes

@@ -1,7 +1,7 @@
-"""Reads the compiled kernels of a metallib, Metal's format for libraries: a name and LLVM bitcode for each function.
+"""Reads the compiled kernels in a metallib, Metal's library format: each function has a name and LLVM bitcode.
 
-The format is not documented. This reader uses only these fields: the header's offsets of the function list
-(0x18) and of the bitcode section (0x48), and the tags NAME, HASH, OFFT and MDSZ of each function.
+The format is not documented. This reader uses only the following fields: the offsets of the function list (at 0x18) and
+of the bitcode section (at 0x48) in the header, and the tags NAME, HASH, OFFT and MDSZ of each function.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ END = b"ENDT"
 
 
 class MetallibError(Exception):
-    """A file that is not a metallib, or is damaged."""
+    """A file is not a metallib, or is damaged."""
 
 
 class Entry(NamedTuple):
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 class Metallib:
-    """The functions of a metallib, by name. The file is mapped into memory; bitcode is copied when it is read."""
+    """A metallib's functions, keyed by name. The file is mapped into memory, and bitcode is copied when it is read."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -42,13 +42,13 @@ class Metallib:
             raise MetallibError(f"{path}: damaged list of functions ({error})") from None
 
     def bitcode(self, name: str) -> bytes:
-        """Return the bitcode of a function. Raises KeyError if there is no function of this name."""
+        """Return a function's bitcode. Raises KeyError if there is no function with this name."""
         entry = self.entries[name]
         return self.data[entry.offset : entry.offset + entry.size]
 
 
 def functions(data: mmap.mmap | bytes) -> Iterator[tuple[str, Entry]]:
-    """Yield the name and the entry of each function. Raises KeyError or struct.error if a tag is missing or cut."""
+    """Yield the name and the entry of each function. Raises KeyError or struct.error if a tag is missing or truncated."""
     (position,) = struct.unpack_from("<Q", data, 0x18)
     (section,) = struct.unpack_from("<Q", data, 0x48)
     (count,) = struct.unpack_from("<I", data, position)
@@ -56,7 +56,7 @@ def functions(data: mmap.mmap | bytes) -> Iterator[tuple[str, Entry]]:
     for _ in range(count):
         (size,) = struct.unpack_from("<I", data, position)  # includes these four bytes
         tags = dict(tags_at(data, position + 4, position + size))
-        offset = section + struct.unpack("<3Q", tags[b"OFFT"])[2]  # offsets in three sections; the last has the bitcode
+        offset = section + struct.unpack("<3Q", tags[b"OFFT"])[2]  # offsets in three sections, the last for bitcode
         (length,) = struct.unpack("<Q", tags[b"MDSZ"])
         if offset + length > len(data):
             raise struct.error("bitcode behind the end of the file")
@@ -65,7 +65,7 @@ def functions(data: mmap.mmap | bytes) -> Iterator[tuple[str, Entry]]:
 
 
 def tags_at(data: mmap.mmap | bytes, position: int, end: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the tags of a function: four letters, two bytes of length, a value."""
+    """Yield a function's tags. A tag consists of four letters, two bytes for the length, and a value."""
     while position < end and (name := bytes(data[position : position + 4])) != END:
         (length,) = struct.unpack_from("<H", data, position + 4)
         yield name, bytes(data[position + 6 : position + 6 + length])

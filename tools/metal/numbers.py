@@ -1,4 +1,4 @@
-"""Arrays of float32, float16 and bfloat16 in numpy, which has no bfloat16: its bits are stored as uint16."""
+"""Converts numpy arrays to and from float32, float16 and bfloat16. As numpy has no bfloat16, its bits are stored as uint16."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ STORED: dict[str, Any] = {
     "uint32": np.uint32,
     "int32": np.int32,
 }
-EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}  # from 1 to the next number
+EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}  # the distance from 1 to the next number
 
 
 def encode(values: Values, dtype: str) -> Values:
-    """Round values to a dtype, to nearest and ties to even, and return them as they are stored."""
+    """Round values to a dtype (to nearest, ties to even), and return them in stored form."""
     if dtype != "bfloat16":
         return np.ascontiguousarray(values, dtype=STORED[dtype])
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
@@ -26,7 +26,7 @@ def encode(values: Values, dtype: str) -> Values:
 
 
 def decode(stored: Values, dtype: str) -> Values:
-    """Return stored values as float64."""
+    """Convert stored values to float64."""
     if dtype == "bfloat16":
         stored = (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(np.float64)

@@ -1,7 +1,7 @@
 """The operations of a decoder pass whose kernels depend on the pass width, at the shapes of published models.
 
-A pass over M tokens (of one or more rows) is an operation on M rows. Shapes of weights are those of
-speculative_decoding/models: fused queries, keys and values, residuals added by the matmul, and so on.
+In a pass over M tokens (of one or more sequences), each operation has M rows. The shapes of weights are those in
+speculative_decoding/models: queries, keys and values are fused, matmuls add residuals, and so on.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 16, 17, 20, 24, 32)  # pass widths M
 DTYPES = ("float32", "float16", "bfloat16")
-GROUP_SIZE = 64  # weights that share a scale in quantized matrices
-CHIPS = {  # the name of the GPU's architecture, as Metal reports it
+GROUP_SIZE = 64  # number of weights that share a scale in a quantized matrix
+CHIPS = {  # the name that Metal reports for the GPU's architecture
     "M1": "applegpu_g13g",
     "M1-Max": "applegpu_g13s",
     "M3": "applegpu_g15g",
@@ -23,7 +23,7 @@ CHIPS = {  # the name of the GPU's architecture, as Metal reports it
 
 
 class Array(NamedTuple):
-    """An argument of an operation. dtype: None for the operation's own."""
+    """An argument of an operation. dtype: None means the operation's dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Array(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation at one shape.
+    """An operation with one shape.
 
     kind and sizes:
         matmul (K, N)                 x (M, K) @ weight (N, K).T
@@ -54,7 +54,7 @@ class Operation:
         return f"{self.kind} {'x'.join(map(str, self.sizes))}{bits}"
 
     def inputs(self, width: int) -> list[Array]:
-        """Return the arguments of a pass of this width, in the order in which traces number them."""
+        """Return the arguments for a pass of this width, in the order in which traces number them."""
         if self.kind in ("matmul", "residual", "bias"):
             k, n = self.sizes
             added = {"matmul": [], "residual": [Array("residual", (width, n))], "bias": [Array("bias", (n,))]}
@@ -79,7 +79,7 @@ class Operation:
         return [Array("x", (batch, heads, width, d)), offsets]
 
     def output(self, width: int) -> tuple[int, ...]:
-        """Return the shape of the result: rows first for matmuls and norms, else (B, H, M, D)."""
+        """Return the result's shape: rows come first for matmuls and norms; otherwise, it is (B, H, M, D)."""
         if "attention" in self.kind:
             return (1, self.sizes[0], width, self.sizes[2])
         if self.kind in ("rms_norm", "layer_norm"):
@@ -97,7 +97,7 @@ def transformer(
     inward = [(width, 3 * inner), (width, inner), (width, d_ff)]
     outward = [(inner, width), (d_ff, width)]
     output = (width, vocabulary)
-    if has_bias:  # the residual is added by another kernel
+    if has_bias:  # a separate kernel adds the residual
         dense = [Operation("bias", shape) for shape in unique([*inward, *outward])]
     else:
         dense = [
@@ -115,7 +115,7 @@ def transformer(
 
 
 def gemma(width: int, heads: int, key_heads: int, head_width: int, d_ff: int, vocabulary: int) -> list[Operation]:
-    """The operations of a T5Gemma decoder. The soft cap of its attention is computed by other kernels."""
+    """The operations of a T5Gemma decoder. Other kernels compute the soft cap of its attention."""
     inner, key_inner = heads * head_width, 2 * key_heads * head_width
     shapes = unique([(width, inner), (width, key_inner), (inner, width), (width, 2 * d_ff), (d_ff, width)])
     shapes.append((width, vocabulary))
@@ -140,17 +140,17 @@ MODELS = {
     "t5gemma-2b": gemma(2304, 8, 4, 256, 9216, 256000),
     "whisper-base": [
         *transformer(512, 8, 64, 2048, 51865, has_bias=True),
-        Operation("attention", (8, 8, 64, 1500)),  # over a window of audio
+        Operation("attention", (8, 8, 64, 1500)),  # over one window of audio
     ],
-    # Not a model: fused attention around the number of keys at which some chips switch to two passes.
+    # Not a model: fused attention with numbers of keys around which some chips switch to two passes.
     "attention": [Operation("attention", (2, 2, 64, keys)) for keys in (1000, 1024, 1100, 1500, 2048, 4096)],
 }
 
 
 def operations_of(model: str, bits: int) -> list[Operation]:
-    """Return the operations of a model with weights of `bits` bits (0: dense), whose output matrix is always dense."""
+    """Return a model's operations if its weights have `bits` bits (0: dense). The output matrix is always dense."""
     matmuls = [each for each in MODELS[model] if len(each.sizes) == 2]
-    vocabulary = max((each.sizes[1] for each in matmuls), default=0)  # the largest output of a matmul
+    vocabulary = max((each.sizes[1] for each in matmuls), default=0)  # the largest number of outputs of a matmul
 
     def belongs(operation: Operation) -> bool:
         if operation not in matmuls:

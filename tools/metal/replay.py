@@ -1,8 +1,9 @@
-"""Replays traced operations on inputs that reveal any different order of additions, and computes exact results.
+"""Replays traced operations on inputs that reveal any difference in the order of additions. Computes exact results.
 
 The terms of each sum cancel: every term has a partner of the opposite sign at a random position. The result therefore
-consists only of rounding errors, and another order of the same additions gives different bits, in any dtype. In every
-other row (head, for attention), the partners differ by 0.1 %, because two kernels may both cancel to 0.
+consists only of rounding errors, and another order of the same additions produces different bits, in any dtype. In
+every other row (or head, for attention), partners differ by 0.1 %, because results that cancel to exactly 0 in two
+kernels would not reveal their orders.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from .runtime import DEFAULT_ORDERS, Fault, Library, Orders, Placement
 from .traces import ArrayArgument, Constant, Trace, TracedDispatch
 
 MAX_ROWS = 32
-SCORE_SCALE = 32.0  # of queries and keys whose products cancel
-MARGIN = 256  # columns after the compared ones that the last threadgroup may compute
+SCORE_SCALE = 32.0  # the scale of queries and keys whose products cancel
+MARGIN = 256  # columns that the last threadgroup may compute after the compared ones
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,11 @@ class Reference:
 
 
 class Inputs:
-    """Inputs of one operation for passes of every width: a pass of width M gets M rows.
+    """The inputs of one operation for passes of every width. A pass of width M gets M rows.
 
     Args:
-        columns: The number of rows of a weight (N, K): all, or as many as `replay` computes plus a margin.
+        columns: The number of output columns, which are rows of a weight (N, K): those that `replay` computes plus a
+            margin. None means all.
     """
 
     def __init__(self, operation: Operation, dtype: str, columns: int | None = None, seed: int = 0) -> None:
@@ -43,7 +45,7 @@ class Inputs:
         self.arrays = self._arrays()
 
     def _arrays(self) -> dict[str, Values]:
-        """Make the arrays of the widest pass, as stored. Except for `rope`, rows of a pass are the first axis."""
+        """Create the widest pass's arrays in stored form. Except for `rope`, the first axis is the rows of a pass."""
         kind, sizes = self.operation.kind, self.operation.sizes
         if kind == "quantized":
             return self._quantized(*sizes)
@@ -63,11 +65,11 @@ class Inputs:
         return encode(values, self.dtype)
 
     def _wide(self, *shape: int) -> Values:
-        """Random numbers with exponents from -4 to 4, so that each addition rounds."""
+        """Return random numbers scaled by powers of two from -4 to 4, so that each addition rounds."""
         return self.random.standard_normal(shape) * 2.0 ** self.random.integers(-4, 5, shape)
 
     def _partner(self, x: Values, axis: int) -> Values:
-        """Return -x, changed by 0.1 % at odd places of an axis."""
+        """Return -x, changed by about 0.1 % at odd indices of an axis."""
         shape = [1] * x.ndim
         shape[axis] = -1
         is_odd = (np.arange(x.shape[axis]) % 2).reshape(shape)
@@ -80,13 +82,13 @@ class Inputs:
         x = np.concatenate([half, self._partner(half, 0)], axis=1)[:, order]
         weight = self.random.standard_normal((n, k // 2), dtype=np.float32)
         weight = np.concatenate([weight, weight], axis=1)[:, order]
-        noise = 2.0**-12 * self.random.standard_normal((self.rows + 1, n))  # as small as the rounding
+        noise = 2.0**-12 * self.random.standard_normal((self.rows + 1, n))  # as small as rounding errors
         residual, bias = noise[:-1], noise[-1]
         arrays = {"x": x, "weight": weight, "residual": residual, "bias": bias}
         return {name: self._encode(values) for name, values in arrays.items()}
 
     def _quantized(self, k: int, n: int) -> dict[str, Values]:
-        """Groups in pairs with the same scale and offset. The codes of the second are those of the first, shuffled."""
+        """Create pairs of groups with the same scale and offset. The second group has the first group's codes, shuffled."""
         n = min(n, self.columns or n)
         bits, pairs = self.operation.bits, k // GROUP_SIZE // 2
         codes = self.random.integers(0, 2**bits, (n, pairs, GROUP_SIZE), dtype=np.uint8)
@@ -109,9 +111,9 @@ class Inputs:
         return {"codes": packed, **{name: self._encode(values) for name, values in arrays.items()}}
 
     def _attention(self, heads: int, key_heads: int, d: int, keys: int) -> dict[str, Values]:
-        """Pairs of keys with opposite values, visible to all queries; the last keys are visible only to some queries.
+        """Create pairs of keys with opposite values, visible to all queries. The last keys are visible only to some.
 
-        The terms of scores also cancel. They are so large that the rounding errors of scores change the weights.
+        The terms of a score also cancel. They are so large that rounding errors in scores change the weights.
         """
         paired = (keys - self.rows) // 2
         order = np.concatenate([self.random.permutation(2 * paired), np.arange(2 * paired, keys)])
@@ -127,7 +129,7 @@ class Inputs:
         v = np.concatenate([values, self._partner(values, 1), small], axis=2)[:, :, order]
         if self.operation.kind == "attention":
             mask = np.zeros((self.rows, 1, keys))
-        else:  # a bias for each head, the same for the keys of a pair
+        else:  # a bias for each head, the same for both keys of a pair
             bias = self.random.standard_normal((self.rows, heads, paired))
             mask = np.concatenate([bias, bias, np.zeros((self.rows, heads, rest))], axis=2)[:, :, order]
         position = np.arange(keys)[None, None]
@@ -136,7 +138,7 @@ class Inputs:
         return {name: self._encode(values) for name, values in arrays.items()}
 
     def of_pass(self, width: int, first_row: int = 0) -> list[Values]:
-        """Return the inputs of a pass over some rows, in the order of the trace."""
+        """Return the inputs for a pass over `width` rows, in the trace's order."""
         rows = slice(first_row, first_row + width)
         found = []
         for array in self.operation.inputs(width):
@@ -151,7 +153,7 @@ class Inputs:
         return found
 
     def reference(self, width: int) -> Reference:
-        """Compute the result for the first rows in float64."""
+        """Compute the result for the first `width` rows in float64."""
         kind = self.operation.kind
         arrays = dict(zip((a.name for a in self.operation.inputs(width)), self.of_pass(width), strict=True))
         values = {name: decode(a, self.dtype) for name, a in arrays.items() if a.dtype == STORED[self.dtype]}
@@ -176,7 +178,7 @@ class Inputs:
         return Reference(exact, rounding + 2.0**-17 * terms)
 
     def _rounds_terms(self) -> bool:
-        """Return whether kernels round terms to the dtype: dequantized weights, weights of keys, rotated values."""
+        """Whether kernels round terms to the dtype: dequantized weights, attention weights or rotated values."""
         return self.operation.kind not in ("matmul", "residual", "bias")
 
     def _dequantized(self) -> Values:
@@ -196,7 +198,9 @@ class Inputs:
             scores = scores + values["mask"][0]
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        rounded = 2.0**-20 * np.abs(queries) @ np.abs(keys).swapaxes(1, 2)  # of scores, so a share of the weights
+        rounded = (
+            2.0**-20 * np.abs(queries) @ np.abs(keys).swapaxes(1, 2)
+        )  # the rounding error of scores, so a relative error of the weights
         return (weights @ v)[None], 4 * (weights @ np.abs(v) + (weights * rounded) @ np.abs(v) / EPSILON[self.dtype])[
             None
         ]
@@ -214,7 +218,7 @@ def rotated(x: Values, offsets: Values) -> Values:
 
 @dataclass(frozen=True)
 class Result:
-    """The output of a replay as stored, (rows, ...), and the accesses caught by guard pages."""
+    """The stored output of a replay, (rows, ...), and the accesses that guard pages caught."""
 
     output: Values
     faults: list[Fault]
@@ -267,7 +271,7 @@ def replay(
 
 
 def first_groups(dispatch: TracedDispatch, share: float) -> tuple[int, int, int]:
-    """Return the number of threadgroups for a share of the columns, which are on the longest axis of the grid."""
+    """Return the number of threadgroups for a share of the columns, which lie along the grid's longest axis."""
     counts = [
         -(-grid // group) if dispatch.grid_is_threads else grid
         for grid, group in zip(dispatch.grid, dispatch.group, strict=True)
@@ -278,7 +282,7 @@ def first_groups(dispatch: TracedDispatch, share: float) -> tuple[int, int, int]
 
 
 def array_of(arrays: dict[str, Values], argument: ArrayArgument) -> Values:
-    """Return the bytes of an argument, and create a temporary array at its first occurrence."""
+    """Return an argument's bytes. A temporary array is created when it first occurs."""
     if argument.name not in arrays:
         arrays[argument.name] = np.full(argument.nbytes, 0xFF, np.uint8)
     return arrays[argument.name][argument.offset :]

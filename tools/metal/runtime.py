@@ -1,4 +1,4 @@
-"""Executes kernels of a metallib on numpy arrays.
+"""Executes a metallib's kernels on numpy arrays.
 
     library = Library(metallib_of("0.32.4"))
     kernel = library.kernel("rmsfloat32")
@@ -25,14 +25,14 @@ import numpy as np
 from .build import library_path
 from .metallib import Metallib
 
-MAX_ARGUMENTS = 31  # of a Metal kernel
+MAX_ARGUMENTS = 31  # the limit for a Metal kernel
 MAX_FAULTS = 64
 Size = tuple[int, int, int]
 Constants = Mapping[int, bytes]
 
 
 class SumOrder(IntEnum):
-    """The order in which simd_sum adds 32 lanes: with partners at growing or shrinking distance, or lane by lane."""
+    """The order in which simd_sum adds 32 lanes: pairs at increasing or decreasing distances, or lane by lane."""
 
     NEAR = 0
     FAR = 1
@@ -40,7 +40,7 @@ class SumOrder(IntEnum):
 
 
 class ProductOrder(IntEnum):
-    """The order of additions in matrix products: fused steps upwards or downwards, or rounded products in pairs."""
+    """The order of additions in matrix products: fused steps in ascending or descending order, or rounded pairs."""
 
     FMA = 0
     REVERSE = 1
@@ -48,7 +48,7 @@ class ProductOrder(IntEnum):
 
 
 class Placement(IntEnum):
-    """The position of an argument between pages that fault when they are accessed."""
+    """Where an argument is placed between guard pages, which fault when accessed."""
 
     UNGUARDED = 0
     ENDS_AT_GUARD = 1
@@ -57,7 +57,7 @@ class Placement(IntEnum):
 
 @dataclass(frozen=True)
 class Orders:
-    """The orders of additions that Metal does not specify."""
+    """The orders of those additions for which Metal does not specify one."""
 
     sums: SumOrder = SumOrder.NEAR
     products: ProductOrder = ProductOrder.FMA
@@ -68,14 +68,14 @@ DEFAULT_ORDERS = Orders()
 
 @dataclass(frozen=True)
 class Fault:
-    """Accesses outside an argument: the distance in bytes of the farthest one, from the argument's end or start."""
+    """Accesses outside an argument. distance: how far the farthest one is from the argument's end or start, in bytes."""
 
     kernel: str
     argument: int
     is_threadgroup_memory: bool
     access: str  # reads or writes
     distance: int
-    side: str  # after or before
+    side: str  # behind or before
 
     def __str__(self) -> str:
         memory = "threadgroup memory" if self.is_threadgroup_memory else "buffer"
@@ -83,7 +83,7 @@ class Fault:
 
 
 class KernelError(Exception):
-    """A kernel that cannot be translated, or stopped."""
+    """A kernel cannot be translated, or it stopped with an error."""
 
 
 class _Constant(ctypes.Structure):
@@ -129,26 +129,26 @@ def native() -> Any:
 
 
 def returned(status: int, name: str) -> bytes:
-    """Return the bytes produced by a function of the runtime. Raises KernelError if it failed."""
+    """Return the bytes that a runtime function produced. Raises KernelError if it failed."""
     if status:
         raise KernelError(f"{name}: {native().metal_error().decode()}")
     return ctypes.string_at(native().metal_result(), native().metal_result_size())
 
 
 def code_digest(bitcode: bytes, name: str) -> bytes:
-    """Return a digest of a kernel's code, which does not depend on the version of the compiler or of macOS."""
+    """Return a digest of a kernel's code that does not depend on the versions of the compiler and of macOS."""
     return returned(native().metal_digest(bitcode, len(bitcode)), name)
 
 
 class Library:
-    """The kernels of a metallib, translated on first use."""
+    """A metallib's kernels, which are translated on first use."""
 
     def __init__(self, path: Path) -> None:
         self.metallib = Metallib(path)
         self.kernels: dict[tuple[str, tuple[tuple[int, bytes], ...]], Kernel] = {}
 
     def kernel(self, name: str, constants: Constants | None = None) -> Kernel:
-        """Return a kernel with values of its function constants. Raises KernelError if it cannot be translated."""
+        """Return a kernel, specialized for the given values of its function constants. May raise KernelError."""
         given = tuple(sorted((constants or {}).items()))
         if (name, given) not in self.kernels:
             if name not in self.metallib.entries:
@@ -196,17 +196,17 @@ class Kernel:
         """Run the kernel over a grid, and return the accesses that guard pages caught.
 
         Args:
-            arguments: Contiguous arrays or bytes by buffer index. The kernel writes to arrays in place.
-            grid: The number of threadgroups, or of threads with `grid_is_threads`.
-            threadgroup_memory: Bytes by index.
-            groups_to_run: Run only the first threadgroups along each axis of the grid (0: all).
+            arguments: Contiguous arrays or bytes, keyed by buffer index. The kernel writes to arrays in place.
+            grid: The number of threadgroups, or of threads if `grid_is_threads`.
+            threadgroup_memory: The number of bytes for each index.
+            groups_to_run: How many of the first threadgroups to run along each axis of the grid (0: all).
 
         Raises:
             KernelError: The dispatch is invalid, or the kernel accessed memory far from all arguments.
         """
         buffers, sizes = (ctypes.c_void_p * MAX_ARGUMENTS)(), (ctypes.c_uint64 * MAX_ARGUMENTS)()
         shared = (ctypes.c_uint64 * MAX_ARGUMENTS)()
-        copies = []  # of bytes, which a kernel must not change
+        copies = []  # keeps arrays alive; `bytes` are copied, because a kernel must not change them
         for index, value in arguments.items():
             array = np.frombuffer(bytearray(value), np.uint8) if isinstance(value, bytes) else value
             if not array.flags.c_contiguous:

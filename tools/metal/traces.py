@@ -1,13 +1,13 @@
 """Recorded dispatches: the kernels that MLX runs for an operation, with their grids and arguments.
 
-A file for each model, traces/MODEL.jsonl.xz. A line is one list of dispatches, and the passes that have it:
+Each model has a file, traces/MODEL.jsonl.xz. A line contains a list of dispatches, and the passes that run them:
 
     {"dispatches": [...], "strides": [...], "passes": [[chips, operation, bits, dtype, width], ...]}
 
 A dispatch is a list: the kernel's name, function constants, arguments, grid, threadgroup size, whether the grid counts
-threads, and bytes of threadgroup memory. An argument is the hexadecimal text of constant bytes, or an array and an
-offset in bytes: `input0+0`, `output+0`, or `temporary0/4096+0`, a temporary array of 4,096 bytes. MLX allocates more
-than 16 KiB in multiples of 16 KiB, so the size of a temporary array may be rounded up.
+threads, and bytes of threadgroup memory. An argument is either constant bytes in hexadecimal, or an array and an offset
+in bytes: `input0+0`, `output+0`, or `temporary0/4096+0` for a temporary array of 4,096 bytes. MLX rounds allocations of
+more than 16 KiB up to multiples of 16 KiB, so the recorded size of a temporary array may be rounded up.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class ArrayArgument:
-    """An array that the host passes to a kernel. name: inputN, output or temporaryN; nbytes: of a temporary array."""
+    """An array that the host passes to a kernel. name: inputN, output or temporaryN. nbytes: a temporary array's size."""
 
     name: str
     offset: int
@@ -42,7 +42,7 @@ class ArrayArgument:
 
 @dataclass(frozen=True)
 class TracedDispatch:
-    """One kernel of an operation, as `runtime.Kernel.run` takes it."""
+    """One dispatch of a kernel, with the arguments for `runtime.Kernel.run`."""
 
     kernel: str
     constants: dict[int, bytes]
@@ -55,14 +55,14 @@ class TracedDispatch:
 
 @dataclass(frozen=True)
 class Trace:
-    """The dispatches of one pass. strides: of the output in memory, in elements."""
+    """The dispatches of one pass. strides: the output's strides in memory, in elements."""
 
     dispatches: list[TracedDispatch]
     strides: tuple[int, ...]
 
 
 class TraceError(Exception):
-    """A trace file that cannot be read, or an operation that it does not have."""
+    """A trace file cannot be read, or does not contain an operation."""
 
 
 def argument(text: str) -> Constant | ArrayArgument:
@@ -122,7 +122,7 @@ class Traces:
         return self.by_pass[key]
 
     def kernels(self) -> set[str]:
-        """Return the names of all kernels."""
+        """Return the names of all kernels in the traces."""
         return {each.kernel for trace in self.by_pass.values() for each in trace.dispatches}
 
 

@@ -1,4 +1,4 @@
-"""Kernels that differ between two wheels: `python -m tools.metal diff WHEEL_A WHEEL_B`."""
+"""Finds the kernels that differ between two wheels: `python -m tools.metal diff WHEEL_A WHEEL_B`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .traces import traces_of
 
 @dataclass(frozen=True)
 class Difference:
-    """Names of kernels. used: kernels of the traces, which determine whether the recorded classes still hold."""
+    """Names of kernels. used: the kernels that the traces use. If these are unchanged, the recorded classes still hold."""
 
     removed: list[str]
     added: list[str]
@@ -22,7 +22,7 @@ class Difference:
 
 
 def compare(a: Metallib, b: Metallib) -> Difference:
-    """Compare the bitcode of kernels with equal names; if it differs, compare the code without compiler versions."""
+    """Compare the bitcode of kernels with the same name. If it differs, compare the code, ignoring compiler versions."""
     common = [name for name in a.entries if name in b.entries]
     changed = [
         name

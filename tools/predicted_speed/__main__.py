@@ -1,10 +1,10 @@
 """Prints the predicted speed of published models on Macs, without a Mac: `python -m tools.predicted_speed`.
 
-Drafts come from a draft head of the target, or from a small model of the family. The prediction ignores encoders, text,
-and the keys and values of attention, except for the cross-attention's keys and values of a speech model's window.
+Drafts come from the target's draft head, or from a small model of the same family. The prediction ignores encoders,
+text processing, and the keys and values of attention, except for a speech model's cross-attention over one window.
 
-With --doctor FILE, the tool reads a report of `doctor --json FILE`. It prints the best draft lengths for the costs in
-the report, and the predicted times of passes next to the measured ones.
+With --doctor FILE, the tool reads a report written by `doctor --json FILE`. It prints the best draft lengths for the
+costs in the report, and predicted times of passes next to the measured times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .costs import (
 )
 
 ACCEPTANCE_RATES = (0.5, 0.7, 0.9)
-HEAD_START_DISPATCHES = 13  # joining hidden states, their norm and projection, and joining the draft's ids
+HEAD_START_DISPATCHES = 13  # concatenating hidden states, their norm and projection, and concatenating the draft's ids
 TARGETS = (  # name, bits, draft model
     ("t5-small", 16, None),
     ("t5-base", 16, "t5-small"),
@@ -54,12 +54,13 @@ TARGETS = (  # name, bits, draft model
 
 
 class Size(NamedTuple):
-    """Weights and kernels of a model of a published size, as counted in docs/decisions/metal-source.md.
+    """The weights and kernels of a model with a published size, as counted in docs/decisions/metal-source.md.
 
-    nbytes: the bytes of weights that a pass reads, with a speech model's cross keys and values.
-    new, old: the kernels of a pass over one and over six positions, on M3 and later, and on M1 and M2.
-    head_nbytes, head: the bytes and kernels of a step of a draft head in 16 bits, with 4,096 output ids.
-    start_nbytes: the bytes that starting a draft of the head reads.
+    nbytes: the bytes of weights that a pass reads, including a speech model's cross-attention keys and values.
+    new, old: the numbers of kernels in passes over one and over six positions, on M3 and later (new), and on M1 and M2
+        (old).
+    head_nbytes, head: the bytes read and the number of kernels in a step of a 16-bit draft head with 4,096 output ids.
+    start_nbytes: the bytes that the head reads to start a draft.
     """
 
     nbytes: int
@@ -74,7 +75,7 @@ class Size(NamedTuple):
         return Work(self.nbytes, narrow), Work(self.nbytes, wide)
 
 
-SIZES = {  # by name and bits
+SIZES = {  # keyed by name and bits
     ("t5-small", 16): Size(76_959_232, (87, 110), (87, 134), 8_390_656, 15, 1_572_864),
     ("t5-base", 16): Size(247_587_072, (165, 206), (165, 254), 15_731_712, 15, 3_538_944),
     ("t5-large", 16): Size(770_591_744, (321, 398), (321, 494), 25_169_920, 15, 6_291_456),
@@ -99,7 +100,7 @@ SIZES = {  # by name and bits
 
 
 def costs_on(chip: Chip, name: str, bits: int, draft: str | None) -> RoundCosts:
-    """Predict the costs of rounds with a draft model, or with a draft head. Draft models have 16 bits."""
+    """Predict the costs of rounds with a draft model, or with a draft head if `draft` is None. Drafts have 16 bits."""
     size = SIZES[name, bits]
     if draft is not None:
         return predicted_costs(chip, bits, *size.passes(chip), SIZES[draft, 16].passes(chip)[0])
@@ -108,14 +109,14 @@ def costs_on(chip: Chip, name: str, bits: int, draft: str | None) -> RoundCosts:
 
 
 def speeds(costs: RoundCosts) -> list[float]:
-    """Return the tokens per second of the baseline and at each acceptance rate."""
+    """Return the tokens per second for the baseline and for each acceptance rate."""
     baseline = costs.baseline
     found = [recommend_length(costs, rate, baseline) for rate in ACCEPTANCE_RATES]
     return [speedup / baseline for speedup in (1.0, *(speedup for _, speedup in found))]
 
 
 def lines(chips: Sequence[str], draft_models: bool) -> Iterator[str]:
-    """Yield a table of all targets: `baseline: at each acceptance rate` in tokens per second for each chip."""
+    """Yield a table of all targets. A cell has a chip's tokens per second: `baseline: at each acceptance rate`."""
     yield "| | " + ("draft model | " if draft_models else "") + " | ".join(chips) + " |"
     yield "|---|" + "---|" * (len(chips) + draft_models)
     for name, bits, draft in TARGETS:
@@ -129,7 +130,7 @@ def lines(chips: Sequence[str], draft_models: bool) -> Iterator[str]:
 
 
 def compared() -> Iterator[str]:
-    """Yield a line for each published curve that is not older than the kernels of the prediction."""
+    """Yield a line for each published curve, except curves that are older than the kernels used for the prediction."""
     for curve in json.loads(CURVES.read_text())["curves"]:
         generation = re.match(r"M(\d)", curve["device"])
         if generation is None or "stock" in curve["mlx"] or "as reported" in curve["mlx"]:
@@ -149,7 +150,7 @@ def compared() -> Iterator[str]:
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield predictions for the device and the models of a report of `doctor`."""
+    """Yield predictions for the device and the models in a report from `doctor`."""
     own = report["precisions"][0]
     if "passes" in own:
         yield f"Predicted best draft length and speedup over the baseline in {own['precision']}"
@@ -174,7 +175,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def measured_costs(own: Mapping[str, Any]) -> dict[str, RoundCosts]:
-    """Return the costs of rounds with any passes, and with exact passes only."""
+    """Return the costs of rounds, both with all passes and with exact passes only."""
     draft = own["draft_seconds"] or dict.fromkeys(("step", "start", "source"), 0.0)
     passes = {
         "fast": {row["width"]: row["seconds"] for row in own["passes"]},
@@ -186,7 +187,7 @@ def measured_costs(own: Mapping[str, Any]) -> dict[str, RoundCosts]:
 
 
 def predicted_pass(device: Mapping[str, Any], target: Mapping[str, Any], pass_bytes: int | None) -> float | None:
-    """Predict the seconds of a pass over one position; None without figures for the device or the architecture."""
+    """Predict the seconds for a pass over one position. Returns None if the device or architecture has no figures."""
     chip = chip_named(device["name"]) if device["kind"] == "GPU" else None
     if chip is None or pass_bytes is None or target["architecture"] not in DISPATCHES_PER_LAYER:
         return None

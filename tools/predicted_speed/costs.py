@@ -1,9 +1,9 @@
 """Predicts the costs of passes on Apple GPUs from published figures, and the best draft length for given costs.
 
 None of these figures were measured by this project. A pass over one position reads its weights once at the chip's
-memory bandwidth, and waits for each kernel's dispatch. In a wider pass, the reading time grows by the same factor as
-the time of a matrix product. A round with a draft also waits for the host. A baseline round does not wait, because its
-pass starts early (decoding/round.py).
+memory bandwidth, and waits for each kernel's dispatch. In a wider pass, the time for reading weights grows by the same
+factor as the time of a matrix product. A round with a draft also waits for the host. A baseline round does not wait,
+because its pass starts early (decoding/round.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from speculative_decoding.draft_length.costs import ALL_WIDTHS
 from speculative_decoding.draft_length.passes import TYPICAL_TOKENS, RoundCosts
 
 DISPATCH_SECONDS = 2.75e-6  # for a tiny kernel that depends on the previous one (ml-explore/mlx#4521, M3 Ultra)
-HOST_SECONDS = 1.5e-4  # half the time of an x86-64 server (docs/decisions/host-time.md)
-# Approximate numbers; docs/decisions/metal-source.md has those of some models.
+HOST_SECONDS = 1.5e-4  # half the time measured on an x86-64 server (docs/decisions/host-time.md)
+# Approximate numbers; docs/decisions/metal-source.md lists exact numbers for some models.
 DISPATCHES_PER_LAYER = {"T5": 14, "BART": 17, "Whisper": 17, "T5Gemma": 32, "T5Gemma2": 30}
 
 
@@ -27,7 +27,7 @@ class Chip(NamedTuple):
     """An Apple GPU.
 
     bandwidth: the memory bandwidth, in bytes per second.
-    generation: for example, 3 for an M3.
+    generation: the chip's generation, such as 3 for an M3.
     """
 
     bandwidth: float
@@ -43,8 +43,8 @@ CHIPS: Mapping[str, Chip] = {
     "M3 Ultra": Chip(819e9, 3),
 }
 
-# The time of a matrix product by its number of rows, relative to one row. benchmarks/devices.json names the sources.
-# Widths beyond the last published one are not predicted.
+# The time of a matrix product for each number of rows, relative to one row. benchmarks/devices.json names the sources.
+# Nothing is predicted for widths beyond the last published one.
 PUBLISHED = {
     "M1 Pro, 16 bits": {1: 1.0, 2: 1.97, 4: 1.97, 8: 1.97, 64: 1.97},
     "M3 Ultra, 16 bits": {1: 1.0, 2: 1.17, 4: 1.17, 8: 1.11, 16: 2.0},
@@ -66,22 +66,22 @@ class Work(NamedTuple):
 
 
 def chip_named(device: str) -> Chip | None:
-    """Return the chip for a device name such as "Apple M4 Max", or None if there is no prediction for it."""
+    """Return the chip for a device name such as "Apple M4 Max", or None if there are no figures for it."""
     return CHIPS.get(device.removeprefix("Apple "))
 
 
 def seconds(chip: Chip, work: Work, relative_cost: float = 1.0) -> float:
-    """Return the time on the device. relative_cost: see `relative_costs`, for the width of the pass."""
+    """Return the time on the device. relative_cost: the entry of `relative_costs` for the width of the pass."""
     return relative_cost * work.nbytes / chip.bandwidth + work.dispatches * DISPATCH_SECONDS
 
 
 def pass_seconds(chip: Chip, architecture: str, nbytes: int, decoder_layers: int) -> float:
-    """Return the approximate time of a pass over one position. It includes a wait for the host, as in calibration."""
+    """Return the approximate time of a pass over one position, including a wait for the host as in calibration."""
     return HOST_SECONDS + seconds(chip, Work(nbytes, DISPATCHES_PER_LAYER[architecture] * decoder_layers))
 
 
 def relative_costs(chip: Chip, bits: int) -> dict[int, float]:
-    """Return the cost of a matrix product by width, relative to one position. It never decreases with the width."""
+    """Return a matrix product's cost for each width, relative to one position. It never decreases as width increases."""
     has_wide_kernels = chip.generation >= 3  # gemv_wide and qmv_wide
     if bits < 16:
         name = "M4 Pro, 4 bits" if has_wide_kernels else "Apple GPU, 4 bits"
@@ -104,7 +104,7 @@ def predicted_costs(
         chip: The device.
         bits: Bits per weight.
         narrow: The target's pass over one position.
-        wide: The target's pass over several positions; it reads the same weights.
+        wide: The target's pass over several positions, which reads the same weights.
         step: One draft token.
         start: The fixed cost of a draft, in addition to its steps.
     """
@@ -114,15 +114,16 @@ def predicted_costs(
 
 
 def recommend_length(costs: RoundCosts, acceptance_rate: float, baseline: float) -> tuple[int, float]:
-    """Find the draft length with the most expected tokens per cost. Decoding estimates the rate itself.
+    """Find the draft length with the most expected tokens per unit of cost.
 
     Args:
-        costs: The costs of a round. Copied drafts have no costs of their own.
+        costs: The costs of a round. For copied drafts, the costs of drafting are 0.
         acceptance_rate: The probability that a draft token is accepted if all tokens before it are.
         baseline: The cost of a round without a draft; the speedup is relative to it.
 
     Returns:
-        Draft tokens per round, 0 if drafting is not worthwhile, and the expected speedup over baseline decoding.
+        The number of draft tokens per round (0 if drafting is not worthwhile), and the expected speedup over baseline
+        decoding.
     """
     best = 0
     best_speedup = baseline / costs.baseline

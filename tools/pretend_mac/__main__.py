@@ -1,6 +1,6 @@
 """Runs the tests in a simulated macOS environment: `python -m tools.pretend_mac [pytest's options]`.
 
-sitecustomize.py lists the simulated differences. The last line of the output shows the totals. The exit status is
+sitecustomize.py lists the differences that are simulated. The last line of output shows the totals. The exit status is
 pytest's.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.support.paths import ROOT
 
-# Programs that macOS lacks, or that only its developer tools install.
+# Programs that macOS lacks, or that are installed only with its developer tools.
 MISSING = {"g++", "c++", "gcc", "cc", "clang", "clang++", "timeout", "nproc", "taskset", "setsid", "tac"}
 
 
@@ -39,7 +39,7 @@ def environment(scratch: Path) -> dict[str, str]:
 def main(options: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         mac = environment(Path(scratch))
-        # pytest prints no totals if it gets -q twice, and addopts has one
+        # pytest prints no totals if -q is given twice, and addopts already contains one
         command = [sys.executable, "-m", "pytest", "-v", "-m", "", *options]
         last = ""
         with subprocess.Popen(command, env=mac, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

@@ -1,11 +1,11 @@
-"""Simulates macOS on Linux for this repository's code. Python imports this file first, because it is in PYTHONPATH.
+"""Simulates macOS on Linux for this repository's code. Python imports this file at startup; PYTHONPATH has its folder.
 
-MLX still runs on the CPU; tests/unit/models/test_metal_kernels.py covers the branches for a GPU.
+MLX still runs on the CPU; tests/unit/models/test_metal_kernels.py covers the branches for GPUs.
 
 - `sys.platform`, `platform`, `os`, `ctypes` and `resource` behave as on macOS, but only in our modules, because the
   standard library would call functions that Linux lacks.
-- Opening /proc or /dev/full fails, and so does fork. A file name that differs from another one only by case is an
-  error.
+- Opening /proc or /dev/full fails, and so does forking. Using a file name that differs from an existing one only in
+  case is an error.
 - At most 256 files can be open.
 """
 
@@ -108,8 +108,7 @@ def import_as_on_a_mac() -> None:
 
 
 def prepare_mlx() -> None:
-    """Load a fast BLAS and the folder of kernels with a separate copy of the package, for which the platform is
-    Linux."""
+    """Load a fast BLAS and the kernel folder, using a separate copy of the package that detects Linux."""
     package = ModuleType("linux")
     package.__path__ = [str(ROOT / "speculative_decoding")]
     sys.modules["linux"] = package
@@ -120,7 +119,7 @@ def prepare_mlx() -> None:
 
 
 def refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Raise the error that macOS would raise; an audit hook."""
+    """An audit hook that raises the error that macOS would raise."""
     if event in ("os.fork", "os.forkpty"):
         raise RuntimeError("fork: a process that may have used Metal must not fork")
     position = {"open": 0, "os.listdir": 0, "os.scandir": 0, "os.mkdir": 0, "os.rename": 1, "os.symlink": 1}.get(event)
@@ -129,7 +128,7 @@ def refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def check_path(path: str) -> None:
-    if path == "/proc/self/maps":  # threadpoolctl asks macOS otherwise
+    if path == "/proc/self/maps":  # threadpoolctl reads it only on Linux
         return
     if path == "/dev/full" or path == "/proc" or path.startswith("/proc/"):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -146,7 +145,7 @@ def check_path(path: str) -> None:
 
 import_as_on_a_mac()
 sys.addaudithook(refuse)
-if os.environ.get("PATH") == os.environ["PRETEND_MAC_PATH"]:  # from the parent's `putenv`
+if os.environ.get("PATH") == os.environ["PRETEND_MAC_PATH"]:  # as set by the parent's `putenv`
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PRETEND_MAC']}/bin"
 os.environ["TMPDIR"] = f"{os.environ['PRETEND_MAC']}/var/folders"
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
