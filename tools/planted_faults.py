@@ -934,7 +934,7 @@ def stale(faults: Sequence[Fault], root: Path = ROOT) -> Iterator[str]:
 
 
 def failures(copy: Path, paths: Sequence[str], *options: str) -> list[str]:
-    """Run pytest in the copy. Returns the ids of failed tests, or if there are none, a description of how pytest failed."""
+    """Run pytest in the copy. Returns the ids of failed tests, or else how pytest itself failed, if it did."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *options, *paths]
     run = subprocess.Popen(
         command,

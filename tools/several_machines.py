@@ -88,7 +88,7 @@ def compare(processes: int, bits: int | None) -> bool:
 
 
 def content(path: Path) -> str:
-    """Return a file's text without scores, which are sums of log-probabilities that several processes round differently."""
+    """Return a file's text without scores: these are sums of log-probabilities, whose rounding may differ."""
     return re.sub(r'"score": [^,]*', "", path.read_text(encoding="utf-8"))
 
 

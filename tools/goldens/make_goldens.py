@@ -209,7 +209,7 @@ def top_two_gap(model: PreTrainedModel, family: Family, golden: Mapping[str, np.
 
 
 def check_health(family: Family, golden: Mapping[str, np.ndarray], gap: float) -> None:
-    """Reject outputs that would hide bugs: near-ties, loops, equal rows, and EOS in no row, in all rows or too early."""
+    """Reject outputs that would hide bugs: near-ties, loops, equal rows, EOS in no row, in all rows or too early."""
     eos, pad = family.meaning["eos_token_id"], family.meaning["pad_token_id"]
     outputs = [row[:length] for row, length in zip(golden["greedy_ids"], golden["greedy_lengths"], strict=True)]
     assert gap > 0.02, f"top-2 gap {gap:.4f}"

@@ -102,7 +102,7 @@ def write_configs(folder: Path, model_type: str, tokenizer_config: dict[str, Any
 
 
 def nllb(folder: Path) -> Any:
-    """Write files as on the Hub: the template in tokenizer.json is the legacy one, which the tokenizer class replaces."""
+    """Write files as on the Hub: tokenizer.json contains the legacy template, which the tokenizer class replaces."""
     train(folder / "sentencepiece.bpe.model", LINES + GERMAN, "bpe")
     write_configs(folder, "m2m_100", {"src_lang": None, "tgt_lang": None, "tokenizer_class": "NllbTokenizer"})
     old = NllbTokenizerFast.from_pretrained(folder, legacy_behaviour=True)

@@ -15,9 +15,7 @@ from .replay import Inputs, replay
 from .runtime import Fault, KernelError, Library, Placement
 from .traces import traces_of
 
-MAX_WEIGHT = (
-    4_000_000  # elements; a larger matrix need not be replayed, because kernels do not depend on the number of columns
-)
+MAX_WEIGHT = 4_000_000  # elements; larger matrices need no replay: kernels do not depend on the number of columns
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Case:
 
 
 def cases(chips: Sequence[str], models: Sequence[str], dtypes: Sequence[str] = DTYPES) -> list[Case]:
-    """Return passes that cover each kind of operation with each sequence of kernels: its smallest matrix at every width.
+    """Return passes for each kind of operation and sequence of kernels: the smallest matrix, at every width.
 
     The width of a pass matters, because tiles that are not filled with rows are read with different bounds.
     """

@@ -48,7 +48,7 @@ class Metallib:
 
 
 def functions(data: mmap.mmap | bytes) -> Iterator[tuple[str, Entry]]:
-    """Yield the name and the entry of each function. Raises KeyError or struct.error if a tag is missing or truncated."""
+    """Yield each function's name and entry. Raises KeyError or struct.error if a tag is missing or truncated."""
     (position,) = struct.unpack_from("<Q", data, 0x18)
     (section,) = struct.unpack_from("<Q", data, 0x48)
     (count,) = struct.unpack_from("<I", data, position)

@@ -1,4 +1,4 @@
-"""Converts numpy arrays to and from float32, float16 and bfloat16. As numpy has no bfloat16, its bits are stored as uint16."""
+"""Stores numpy arrays in float32, float16 or bfloat16. numpy has no bfloat16, so its bits are stored as uint16."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ DEFAULT_ORDERS = Orders()
 
 @dataclass(frozen=True)
 class Fault:
-    """Accesses outside an argument. distance: how far the farthest one is from the argument's end or start, in bytes."""
+    """Accesses outside an argument. distance: the farthest one's distance from the argument's end or start, in bytes."""
 
     kernel: str
     argument: int

@@ -33,7 +33,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class ArrayArgument:
-    """An array that the host passes to a kernel. name: inputN, output or temporaryN. nbytes: a temporary array's size."""
+    """An array that the host passes to a kernel. name: inputN, output or temporaryN. nbytes: size if temporary."""
 
     name: str
     offset: int

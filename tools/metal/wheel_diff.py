@@ -12,7 +12,7 @@ from .traces import traces_of
 
 @dataclass(frozen=True)
 class Difference:
-    """Names of kernels. used: the kernels that the traces use. If these are unchanged, the recorded classes still hold."""
+    """Names of kernels. used: those that the traces use. If these are unchanged, the recorded classes still hold."""
 
     removed: list[str]
     added: list[str]
@@ -22,7 +22,7 @@ class Difference:
 
 
 def compare(a: Metallib, b: Metallib) -> Difference:
-    """Compare the bitcode of kernels with the same name. If it differs, compare the code, ignoring compiler versions."""
+    """Compare the bitcode of kernels with the same name. If it differs, compare code without compiler versions."""
     common = [name for name in a.entries if name in b.entries]
     changed = [
         name

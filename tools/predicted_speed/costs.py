@@ -81,7 +81,7 @@ def pass_seconds(chip: Chip, architecture: str, nbytes: int, decoder_layers: int
 
 
 def relative_costs(chip: Chip, bits: int) -> dict[int, float]:
-    """Return a matrix product's cost for each width, relative to one position. It never decreases as width increases."""
+    """Return a matrix product's cost for each width, relative to one position. It never decreases with the width."""
     has_wide_kernels = chip.generation >= 3  # gemv_wide and qmv_wide
     if bits < 16:
         name = "M4 Pro, 4 bits" if has_wide_kernels else "Apple GPU, 4 bits"
