@@ -1,7 +1,7 @@
 """Checks that every dependency, with all extras, has wheels for a Mac: `python -m tools.resolve_for_mac`.
 
-It uses uv's resolver, because pip can resolve dependencies only for the system on which it runs. Install uv with `pip
-install uv`.
+It uses uv's resolver, because pip can resolve dependencies only for the system on which it runs. Install uv with
+`pip install uv`.
 """
 
 from __future__ import annotations

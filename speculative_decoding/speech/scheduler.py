@@ -1,4 +1,4 @@
-"""Transcribes recordings and live streams together. An engine decodes each one's current window as a request."""
+"""Transcribes recordings and live streams together. An engine decodes their current windows as requests."""
 
 from __future__ import annotations
 

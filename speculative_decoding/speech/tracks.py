@@ -25,11 +25,7 @@ PROBED_BYTES = 1 << 16  # FFmpeg keeps the packets in memory that it probes; eve
 MORE_PROBED_BYTES = 5_000_000  # FFmpeg's default, used if PROBED_BYTES is not enough
 MORE_PROBED_PACKETS = 5000
 NO_STREAM = -1
-LATE_STREAMS = (
-    "mpeg",
-    "flv",
-    "live_flv",
-)  # formats without a list of streams: one may begin after the first probe
+LATE_STREAMS = ("mpeg", "flv", "live_flv")  # formats without a stream list: streams may begin after the first probe
 
 
 def open_media(file: BinaryIO) -> tuple[InputContainer, set[int]]:

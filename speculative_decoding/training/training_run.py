@@ -93,7 +93,7 @@ class TrainingRun:
 
     def begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
         """Create the work folder, or check that it was created with the same settings."""
-        path = self.work / "settings.jsonl"  # there is a log, but it has no records
+        path = self.work / "settings.jsonl"  # a log that contains no records
         log_format = replace(LOG_FORMAT, start_over=f"delete {self.work}")
         with self.processes.in_turn():
             if (self.work / "settings.json").exists():  # written by an earlier version

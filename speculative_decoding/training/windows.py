@@ -31,8 +31,8 @@ ROW = np.dtype("<f2")  # dtype of stored frames
 class WindowMaker:
     """Cuts recordings into windows of up to 30 s, each with as many complete segments as fit.
 
-    Windows that are at least half full are padded to 30 s, as in a transcription. Shorter windows are not padded to 30
-    s, because encoding takes most of the time.
+    Windows that are at least half full are padded to 30 s, as in a transcription. Shorter windows are not padded to
+    30 s, because encoding takes most of the time.
     """
 
     model: EncoderDecoder

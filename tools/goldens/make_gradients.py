@@ -19,10 +19,8 @@ from make_goldens import FAMILIES as ALL
 from make_goldens import load_oracle
 
 HERE = Path(__file__).resolve().parents[2] / "tests" / "parity" / "goldens"
-FAMILIES = (
-    "t5",
-    "umt5",
-)  # ReLU, tied head, shared biases; gated GELU, separate head, per-layer biases
+# ReLU, a tied head and shared position biases; gated GELU, a separate head and position biases per layer
+FAMILIES = ("t5", "umt5")
 NARROW = 8
 
 

@@ -88,7 +88,7 @@ class Inputs:
         return {name: self._encode(values) for name, values in arrays.items()}
 
     def _quantized(self, k: int, n: int) -> dict[str, Values]:
-        """Create pairs of groups with equal scales and offsets. The second group has the first one's codes, shuffled."""
+        """Create pairs of groups with equal scales and offsets. The second group has the first's codes, shuffled."""
         n = min(n, self.columns or n)
         bits, pairs = self.operation.bits, k // GROUP_SIZE // 2
         codes = self.random.integers(0, 2**bits, (n, pairs, GROUP_SIZE), dtype=np.uint8)
@@ -198,7 +198,8 @@ class Inputs:
             scores = scores + values["mask"][0]
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        rounded = 2.0**-20 * np.abs(queries) @ np.abs(keys).swapaxes(1, 2)  # of scores: relative for weights
+        # The absolute rounding error of a score is the relative error of its weight
+        rounded = 2.0**-20 * np.abs(queries) @ np.abs(keys).swapaxes(1, 2)
         return (weights @ v)[None], 4 * (weights @ np.abs(v) + (weights * rounded) @ np.abs(v) / EPSILON[self.dtype])[
             None
         ]

@@ -68,7 +68,7 @@ DEFAULT_ORDERS = Orders()
 
 @dataclass(frozen=True)
 class Fault:
-    """Accesses outside an argument. distance: the farthest one's distance from the argument's end or start, in bytes."""
+    """Accesses outside an argument. distance: that of the farthest one from the argument's end or start, in bytes."""
 
     kernel: str
     argument: int
