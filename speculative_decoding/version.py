@@ -1,4 +1,4 @@
-"""The version, in its own file so that packaging reads it without importing MLX."""
+"""The version, in a separate file so that packaging tools can read it without importing MLX."""
 
 __version__ = "0.3.0"
 

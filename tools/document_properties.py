@@ -1,4 +1,4 @@
-"""Decodes documents with functions in place of a model, and checks that everything except the text is unchanged.
+"""Decodes documents using functions instead of a model, and checks that everything except the text is unchanged.
 
     python -m tools.document_properties README.md docs data
 

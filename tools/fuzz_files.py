@@ -307,7 +307,7 @@ def read_recording(path: Path) -> bool:
     for finder in (find_spec, lambda name: None):
         audio_file.find_spec = finder  # type: ignore[attr-defined, assignment]
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # such as an overflow in NumPy
+            warnings.simplefilter("error")  # such as warnings of overflow in NumPy
             warnings.simplefilter("ignore", UserWarning)  # notes about the recording
             try:
                 mel = open_audio(path, [80])

@@ -262,7 +262,7 @@ def console(texts: int, sender: Any) -> None:
                 shown = text()
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-        except KeyboardInterrupt:  # after the text, where the console's loop would catch it
+        except KeyboardInterrupt:  # Ctrl-C came after the text; the console's loop would catch it
             signal.setitimer(signal.ITIMER_REAL, 0)
         stages["text complete" if shown == expected else "text interrupted"] += 1
         assert text() == expected, "the text after an interrupted one differs"

@@ -1,7 +1,7 @@
 """Runs the core's tests without some optional subpackages: `python -m tools.leave_out SUBPACKAGE ...`, or `all`.
 
-All given subpackages are left out at the same time. Other arguments are passed to pytest, such as `-m ""` for the slow
-tests.
+All of the given subpackages are left out at the same time. Other arguments are passed to pytest, such as `-m ""` for
+the slow tests.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from tests.support.paths import ROOT
 from tests.support.subpackages import CACHES, copy_without, environment_of
 
 PACKAGE = "speculative_decoding"
-TIME_LIMIT = 600.0  # seconds for the tests of one folder
+TIME_LIMIT = 600.0  # seconds for one run of pytest
 
 # An entry begins with a file of the package, a description of the fault, and, after a bar, the closest tests in tests/.
 # The lines marked with a minus must occur exactly once in the file, and are replaced with the lines marked with a plus.

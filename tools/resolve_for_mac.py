@@ -1,4 +1,4 @@
-"""Checks that every dependency, with all extras, has wheels for a Mac: `python -m tools.resolve_for_mac`.
+"""Checks that every dependency, including those of all extras, has wheels for Macs: `python -m tools.resolve_for_mac`.
 
 It uses uv's resolver, because pip can resolve dependencies only for the system on which it runs. Install uv with
 `pip install uv`.

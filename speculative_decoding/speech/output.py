@@ -16,7 +16,7 @@ from ..rows.scheduling import in_order
 from .formats import NO_OPTIONS, STREAMED, SubtitleOptions
 from .scheduler import TranscriptionEvent
 
-NAMED_FAILURES = 10  # in the last line; each error has already been printed
+NAMED_FAILURES = 10  # in the summary; each error has already been printed
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Output:
     subtitles: SubtitleOptions = NO_OPTIONS
 
     def print(self, events: Iterable[TranscriptionEvent]) -> None:
-        """Print the recordings. Raises `InputError` if there is only one and it cannot be transcribed."""
+        """Print the recordings. If there is only one, and it fails, `InputError` is raised."""
         with progress(prints_above=self.format in STREAMED) as show:
             watched = self.report.watched(events, show)
             ordered = in_order(watched, attrgetter("number"), attrgetter("is_last"))
@@ -146,5 +146,5 @@ def write(text: str) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration as minutes and seconds, such as 2:05."""
+    """Format a duration as minutes and seconds: 125 becomes 2:05."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,7 +1,7 @@
 """A recording: it is read once, its log-mel frames are stored, and windows are cut from them.
 
-Frames are stored unscaled, so that they can be computed before the recording ends. Whisper scales them by the largest
-value of the whole recording, so each window is scaled when it is cut. If voice detection is on, only the speech is
+Frames are stored unscaled, so that they can be computed before the recording ends. Whisper scales frames by the largest
+value in the whole recording, so each window is scaled when it is cut. If voice detection is on, only the speech is
 stored, as if it were the whole recording.
 """
 
@@ -27,7 +27,7 @@ VOICE_STEP = 2 * SAMPLE_RATE  # samples, for which voice detection takes about 6
 
 
 class Recording:
-    """The frames of a recording, followed by silence. `open_audio` and `opening` create one from a file or samples.
+    """A recording's frames, followed by silence. `open_audio` and `opening` create recordings from files or samples.
 
     Args:
         num_mel_bins: The number of mel bins for the target, then for each other model that reads the recording.
@@ -171,7 +171,7 @@ def open_audio(
     voice: VoiceOptions | None = None,
     track: int | None = None,
 ) -> Recording:
-    """Read a recording. audio, track: see `open_source`; a `Recording` is returned as it is. Raises `InputError`."""
+    """Read a recording. audio, track: see `open_source`; a `Recording` is returned unchanged. Raises `InputError`."""
     if isinstance(audio, Recording):
         for option, has_no_effect in (("vad", voice is not None and audio.speech is None), ("audio_track", track)):
             if has_no_effect:

@@ -151,7 +151,7 @@ class Scheduler:
     Args:
         model: A speech model.
         tokenizer: The model's tokenizer.
-        options: How to transcribe recordings and streams that have no options of their own.
+        options: How to transcribe recordings and streams, unless they have their own options.
         decoding: How to decode such recordings: drafts, sampling, beams.
         slots: The number of recordings that are transcribed together.
         new_engine: Creates an engine for requests with the given options and number of slots.
@@ -325,7 +325,7 @@ class Scheduler:
                         yield from self._continue(windows, windows.add(output, request.stats))
 
     def _continue(self, windows: Windows, event: Event | None) -> Iterator[Event]:
-        """Yield the event, if there is one, and pause the recording or stream unless the event is its last."""
+        """Yield the event unless it is None, and pause the recording or stream unless the event is its last one."""
         if event is None or not event.is_last:
             self._waiting[windows.number] = windows
         if event is not None:

@@ -115,7 +115,7 @@ class DecodedWindow:
 class Split(NamedTuple):
     """The segments of a window, and the first frame of the next window.
 
-    is_complete: Whether the output ends with a single timestamp, so that no speech follows it in the window.
+    is_complete: Whether the output ends with a single timestamp, which means that no speech follows in the window.
     """
 
     segments: list[Segment]
@@ -146,7 +146,8 @@ def segment_of(
 def whole(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
     """Return the whole window, which was decoded without timestamps, as one segment.
 
-    The model may generate timestamps anyway. They are ignored: without timestamp rules, they may be in any order.
+    The model may generate timestamps anyway. They are ignored, because without timestamp rules they may be in any
+    order.
     """
     all_of_it = segment_of(decoded, window, text, 0, len(decoded.tokens), window.start, window.start + window.seconds)
     return Split([all_of_it], window.seek + window.size, False)

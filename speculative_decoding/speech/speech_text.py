@@ -21,9 +21,10 @@ NOTES = "♩♪♫♬♭♮♯"  # notes of several tokens share their first tok
 
 
 class SpeechText:
-    """Encodes and decodes the text of a speech model as openai-whisper's tokenizer does.
+    """Encodes and decodes a speech model's text, with the same results as openai-whisper's tokenizer.
 
-    Text tokens have ids below `audio.end`; those added to the vocabulary have ids above the timestamps.
+    The ids of text tokens are below `audio.end`, except for tokens added to the vocabulary, whose ids are above the
+    timestamps.
     """
 
     def __init__(self, tokenizer: Tokenizer, audio: AudioConfig) -> None:
@@ -67,7 +68,7 @@ class SpeechText:
         return self.audio.is_text(token) or self.audio.is_timestamp(token)
 
     def words(self, tokens: Sequence[int], language: str) -> list[tuple[str, list[int]]]:
-        """Split text tokens into words, each with its tokens. A final `audio.end` token is a word of its own."""
+        """Split text tokens into words, each with its tokens. A final `audio.end` token is a separate word."""
         pieces = list(self.characters(tokens))
         if language in WITHOUT_SPACES:
             return pieces

@@ -21,7 +21,7 @@ class TimestampRules:
 
     - After the timestamp that ends a segment, the output ends or the next segment starts with a timestamp. Text follows
       a timestamp that starts a segment.
-    - Timestamps do not decrease, and a segment ends later than it starts.
+    - Timestamps never decrease, and a segment ends later than it starts.
     - The first token is a timestamp whose id is at most `max_initial`.
     - If all timestamps together are more likely than any other token, a timestamp follows. The probabilities are
       compared after all other constraints, at temperature 1.

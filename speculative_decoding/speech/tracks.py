@@ -80,7 +80,7 @@ def can_decode_audio(name: str) -> bool:
 
 
 def may_lack_audio(container: InputContainer) -> bool:
-    """Whether more of the file must be read to find all tracks and to choose one."""
+    """Whether more of the file must be read to find all tracks and choose among them."""
     tracks = container.streams.audio
     return len(tracks) != 1 or not channels_of(tracks[0]) or container.format.name in LATE_STREAMS
 
@@ -97,7 +97,7 @@ def packets_of(container: InputContainer, file: BinaryIO) -> Counter[int]:
                 if file.tell() >= MORE_PROBED_BYTES or counts.total() > MORE_PROBED_PACKETS:
                     return counts
             return counts
-        except IndexError:  # PyAV has not seen the stream of this packet before
+        except IndexError:  # this packet's stream is new to PyAV
             counts[NO_STREAM] += 1
         except (av.FFmpegError, OSError):  # reported when the packets are decoded
             return counts

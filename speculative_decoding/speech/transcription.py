@@ -1,7 +1,7 @@
 """Transcribes one recording, window by window (openai-whisper 20250625, `transcribe`).
 
-`Transcriber.attempts` yields one window at a time and receives its output, so that windows of several recordings can be
-decoded together. This module is independent of the engine and the model.
+`Transcriber.attempts` yields one window at a time and receives the window's output, so that windows of several
+recordings can be decoded together. This module is independent of the engine and the model.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Transcriber:
         language: The language of the speech.
         options: How to transcribe.
         align: Finds the times of words.
-        max_previous: The maximum number of tokens of previous text for a window.
+        max_previous: The maximum number of tokens in a window's previous text.
         opening: The frames of the first 30 seconds, if they have already been encoded to detect the language.
         resume_from: The point at which to resume, if a part of the recording has been transcribed with the same
             options.
@@ -250,7 +250,7 @@ class Transcriber:
         return [*self._initial, *later[-(self.max_previous - len(self._initial)) :]][-self.max_previous :]
 
     def _add(self, decoded: DecodedWindow, window: Window) -> None:
-        """Add the segments of a window, and set `seek` to the start of the next one."""
+        """Add the segments of a window, and set `seek` to the start of the next window."""
         split_window = whole if self.options.without_timestamps else split
         segments, self.seek, is_complete = split_window(decoded, window, self.text_tokens)
         if self.options.word_timestamps and not self._add_words(segments, window, is_complete):
@@ -268,7 +268,7 @@ class Transcriber:
             self._previous_from = len(self._tokens)
 
     def _add_words(self, segments: list[Segment], window: Window, is_complete: bool) -> bool:
-        """Add words, and move `seek` to the end of the last one. Returns False if the window is dropped."""
+        """Add words, and move `seek` to the end of the last word. Returns False if the window is dropped."""
         is_text = self.text_tokens.audio.is_text
         words = self.align(window, [token for segment in segments for token in segment.tokens if is_text(token)])
         add_words(segments, words, window, self.text_tokens, self.options, self._last_speech)
@@ -291,7 +291,7 @@ class Transcriber:
 
 
 def has_no_speech(decoded: DecodedWindow, options: TranscriptionOptions) -> bool:
-    """Whether to drop the text of a window, because the window probably contains no speech."""
+    """Whether to drop a window's text because the window probably contains no speech."""
     if options.no_speech_threshold is None or decoded.no_speech_prob <= options.no_speech_threshold:
         return False
     return options.logprob_threshold is None or decoded.avg_logprob <= options.logprob_threshold

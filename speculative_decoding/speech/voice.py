@@ -87,7 +87,7 @@ class SpeechFinder:
         self.decided = 0
         self.position = 0
         self._start: int | None = None  # start of the current speech
-        self._silence: int | None = None  # the end of the current speech, unless it continues soon
+        self._silence: int | None = None  # the end of the current speech, unless speech soon resumes
         self._is_long = False  # whether the current speech is long enough to be kept
         self._end: int | None = None  # end of the previous speech, if the next speech may still be joined to it
 

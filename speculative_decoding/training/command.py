@@ -1,4 +1,4 @@
-"""Trains a draft for a target and one type of text, shows progress, and plots the training curves."""
+"""Trains a draft for a target and a particular type of text, shows progress, and plots the training curves."""
 
 from __future__ import annotations
 

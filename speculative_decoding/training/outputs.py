@@ -1,4 +1,4 @@
-"""The target's outputs for the training prompts: decoded by the engine, appended to logs, reused by a resumed run."""
+"""The target's outputs for the training prompts. The engine decodes them, and logs keep them for resumed runs."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class TrainingGroup:
     """The ranks of one training run; only this process if `group` is None.
 
     All ranks must call the methods that communicate (`mean`, `from_first`, `in_turn`) in the same order. These methods
-    raise `InputError` if another rank has ended.
+    raise `InputError` if another rank has exited.
     """
 
     group: mx.distributed.Group | None = None

@@ -1,6 +1,6 @@
 """A training run, from prompts to a draft's folder: outputs, teacher targets, steps, measurements.
 
-Unfinished work is kept in a folder next to the output folder. A killed run resumes from it.
+Unfinished work is kept in a folder next to the output folder. A killed run resumes from that folder.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ class TrainingRun:
             self.training_prompts += [prompt for i, prompt in enumerate(prompts) if i not in chosen]
 
     def begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
-        """Create the work folder, or check that it was created with the same settings."""
+        """Create the work folder, or check that an existing one was created with the same settings."""
         path = self.work / "settings.jsonl"  # a log that contains no records
         log_format = replace(LOG_FORMAT, start_over=f"delete {self.work}")
         with self.processes.in_turn():
-            if (self.work / "settings.json").exists():  # written by an earlier version
+            if (self.work / "settings.json").exists():  # an earlier version wrote it
                 raise log_format.refusal(
                     f"{self.work} was written by another version", "finish the run with that version"
                 )
@@ -252,7 +252,7 @@ class TrainingRun:
 def write_model(
     output: Path, opened: ModelHandle, dtype: mx.Dtype, *, also: Callable[[Path], None], **facts: Any
 ) -> None:
-    """Write a trained model as a converted folder.
+    """Write a trained model to a folder in the format of a conversion.
 
     Args:
         output: The folder.

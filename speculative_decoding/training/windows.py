@@ -23,7 +23,7 @@ from .outputs import LOG_FORMAT, Example, SpeechWindow, appended, checked_ids
 from .recordings import Recording, Spoken
 
 TIMED = 0.85  # share of outputs with timestamps
-PROMPTED = 0.5  # share of windows that have previous text in their prefix
+PROMPTED = 0.5  # share of windows whose prefix contains previous text
 ROW = np.dtype("<f2")  # dtype of stored frames
 
 

@@ -1,4 +1,4 @@
-"""Attacks on a server process while another client uses it: unfinished requests, and expensive recordings."""
+"""Attacks a server process with unfinished requests or expensive recordings while another client uses it."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def vocabulary_size(folder: Path) -> int:
 
 def resaved(base: str, *, words: Sequence[str] = (), special: Sequence[str] = (), multiple: int | None = None,
             files: Sequence[str] = (), whole: bool = False, slow: bool = False) -> Maker:  # fmt: skip
-    """Return a function that writes a fine-tune of another layout, as saved by this version of transformers.
+    """Return a function that writes a fine-tune of the layout `base`, as saved by this version of transformers.
 
     words, special: tokens to add, with new rows in the tables.
     multiple: the tables' number of rows is rounded up to a multiple of this.

@@ -95,7 +95,7 @@ def write_case(name: str) -> None:
     (folder / "README.md").unlink(missing_ok=True)
     config = json.loads((folder / "adapter_config.json").read_text())
     config["base_model_name_or_path"] = f"bases/{base}"
-    config["fan_in_fan_out"] = fields.get("fan_in_fan_out", False)  # PEFT changes it for modules that are not Conv1D
+    config["fan_in_fan_out"] = fields.get("fan_in_fan_out", False)  # PEFT changes it for modules other than Conv1D
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
     merged = PeftModel.from_pretrained(load_base(base, rows), folder).merge_and_unload()
     arrays = {key: value.float().numpy() for key, value in merged.state_dict().items()}

@@ -57,7 +57,7 @@ IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.random.Generator) -> torch.Tensor:
-    """Return random weights, far from those of any initializer; see make_goldens.py."""
+    """Return random weights that differ from those of any initializer; see make_goldens.py."""
     noise = rng.standard_normal(shape)
     if name == TABLE:
         weight = 0.15 * noise

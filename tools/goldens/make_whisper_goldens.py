@@ -31,7 +31,7 @@ SEEDS = {"whisper": 1, "whisper-en": 4, "whisper-v3": 1, "whisper-distilled": 2}
 
 
 def draw(name: str, shape: tuple[int, ...], end: int, rng: np.random.Generator) -> torch.Tensor:
-    """Return random weights, far from those of any initializer; see make_goldens.py."""
+    """Return random weights that differ from those of any initializer; see make_goldens.py."""
     noise = rng.standard_normal(shape)
     if name == TABLE:
         weight = 0.3 * noise

@@ -157,7 +157,7 @@ def find_classes(
     widths: Sequence[int] = WIDTHS,
     all_orders: Sequence[Orders] = ALL_ORDERS,
 ) -> Found:
-    """Replay passes of one operation and compare their bits."""
+    """Replay passes of one operation at each width, and compare their bits."""
     is_wide = "attention" not in operation.kind and len(operation.sizes) == 2 and operation.sizes[1] > MAX_COLUMNS
     columns = MAX_COLUMNS if is_wide else None
     inputs = Inputs(operation, dtype, columns and columns + MARGIN)

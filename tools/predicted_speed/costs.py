@@ -1,9 +1,9 @@
 """Predicts the costs of passes on Apple GPUs from published figures, and the best draft length for given costs.
 
-None of these figures were measured by this project. A pass over one position reads its weights once at the chip's
-memory bandwidth, and waits for each kernel's dispatch. In a wider pass, the time for reading weights grows by the same
-factor as the time of a matrix product. A round with a draft also waits for the host. A baseline round does not wait,
-because its pass starts early (decoding/round.py).
+None of these figures was measured by this project. A pass over one position is assumed to read its weights once, at the
+chip's memory bandwidth, and to wait for each kernel's dispatch. In a wider pass, the time for reading weights grows by
+the same factor as the time of a matrix product. A round with a draft also waits for the host. A baseline round does not
+wait, because its pass starts early (decoding/round.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from speculative_decoding.draft_length.adaptive import LONGEST, WORTHWHILE
 from speculative_decoding.draft_length.costs import ALL_WIDTHS
 from speculative_decoding.draft_length.passes import TYPICAL_TOKENS, RoundCosts
 
-DISPATCH_SECONDS = 2.75e-6  # for a tiny kernel that depends on the previous one (ml-explore/mlx#4521, M3 Ultra)
+DISPATCH_SECONDS = 2.75e-6  # for a tiny kernel that depends on the previous kernel (ml-explore/mlx#4521, M3 Ultra)
 HOST_SECONDS = 1.5e-4  # half the time measured on an x86-64 server (docs/decisions/host-time.md)
 # Approximate numbers; docs/decisions/metal-source.md lists exact numbers for some models.
 DISPATCHES_PER_LAYER = {"T5": 14, "BART": 17, "Whisper": 17, "T5Gemma": 32, "T5Gemma2": 30}
@@ -57,8 +57,8 @@ PUBLISHED = {
 class Work(NamedTuple):
     """One pass of a decoder, or one step of a draft.
 
-    nbytes: the size of the weights that it reads.
-    dispatches: the number of kernels that it dispatches.
+    nbytes: the size in bytes of the weights that the pass or step reads.
+    dispatches: the number of kernels that the pass or step dispatches.
     """
 
     nbytes: float

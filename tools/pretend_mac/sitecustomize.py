@@ -91,7 +91,7 @@ def is_ours(name: str) -> bool:
 
 
 def import_as_on_a_mac() -> None:
-    """Replace `__import__`. Also prepare MLX, because the package prepares it only on Linux."""
+    """Replace `__import__`. The new one also prepares MLX, because the package does so only on Linux."""
     original, modules = builtins.__import__, disguises()
     originals = {name: module._module for name, module in modules.items()}
 
