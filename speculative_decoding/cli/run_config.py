@@ -368,7 +368,10 @@ class RunConfig:
         return replace(self, chosen=options, memory=memory)
 
     def _effective_languages(self, target: ModelHandle, used: Collection[str]) -> GenerationOptions:
-        """Return the options without the languages in `used` that have no effect on the model."""
+        """Return the options, without the languages in `used` if the model cannot use them.
+
+        Raises `InputError` for any other language without effect.
+        """
         options, prefix = self.chosen, "".join(self.prompt_prefixes)
         try:
             added = check_languages(target.model, target.tokenizer, options, prefix)

@@ -132,8 +132,8 @@ def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Req
     """
     if batch.has_retry:
         return {}, {}
-    # If passes must be exact, none may be wider than the widest exact one. This limit is applied after `choose`: with
-    # tighter `limits`, an adaptive policy could not notice that a wider pass is worth measuring (`AdaptiveLength`).
+    # If passes must be exact, none may be wider than the widest one timed so far. This limit is applied after `choose`,
+    # because an adaptive policy needs the requests' own limits to decide whether a wider pass should be timed.
     longest_draft = batch.widths.max_positions(len(batch.slots)) - 1
     max_lengths: dict[RequestView, int] = {}  # `RequestView` is the part of a request visible to drafters
     kinds: dict[Request, str] = {}
@@ -188,8 +188,8 @@ class Verification(NamedTuple):
         next_token: (R,), the token that follows them.
         largest_logits: (R, K + 1), the largest logit at each position, or NaN if any logit there is NaN. If one of them
             is not finite, the row's decision is invalid.
-        total_variation: (R, K), the error of a lossy rule in deciding each draft token, accepted or replaced; None for
-            a lossless rule.
+        total_variation: (R, K), the error of a lossy rule in deciding each draft token, accepted or replaced, and 0
+            after the end of a row's draft; None for a lossless rule.
         logprobs: (R, K + 1), log-probabilities of the draft tokens and, in the last column, of the next token; None if
             not requested.
         processed_logits: (R, K + 1, V) float32, the logits after penalties and constraints; None unless a request has
@@ -324,7 +324,7 @@ def retry_or_fail(batch: Batch, request: Request) -> None:
     kept = len(request.decoder_tokens) - 1
     if request.needs_retry:
         request.fail()
-        kept = 0  # a free slot is also computed, so clear all its positions
+        kept = 0  # passes also compute free slots, so NaN would remain there for the slot's next request
     else:
         request.needs_retry = True
     batch.cache.zero_after(request.slot, kept)

@@ -87,7 +87,10 @@ class PassWidths:
     refine: Callable[[int], None] | None = None
 
     def max_positions(self, rows: int) -> int:
-        """The maximum number of positions per row in one pass: those of the widest exact pass, else `sys.maxsize`."""
+        """The maximum number of positions per row in one pass.
+
+        If passes must be exact, this is the widest exact pass that has been timed; otherwise it is `sys.maxsize`.
+        """
         return max(self.costs(rows).passes) if self.exact and not self.any_width else sys.maxsize
 
     def padded_width(self, rows: int, positions: int) -> int:

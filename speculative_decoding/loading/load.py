@@ -172,7 +172,7 @@ def resolved_audio(model: EncoderDecoder, audio: AudioConfig, folder: Path, raw:
 
 
 def gguf_path(gguf_file: str, folder: Path) -> Path:
-    """Return the path of a GGUF file, given this path or a name in `folder`. Raises `InputError` if it is missing."""
+    """Find `gguf_file`, which is a path or a file name in `folder`. Raises `InputError` if it is missing."""
     for path in (Path(gguf_file), folder / gguf_file):
         if path.is_file():
             return path

@@ -236,7 +236,7 @@ class DecoderCache:
         self._take_rows([row for request in requests for row in self.rows_of(request)])
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Move row `rows[i]` to row i, within one request. Cross keys and values do not move."""
+        """Move row `rows[i]` to row i of the same request. Cross keys and values do not move."""
         if list(rows) != list(range(self.rows)):
             self._take_rows(rows)
 

@@ -138,7 +138,7 @@ def updated(
 
     Args:
         settings: The settings before the event.
-        values: The values of `SESSION` by option name.
+        values: The event's values for the fields in `SESSION`, keyed by option name.
         names: The names of the served model.
         audio: The model's audio config.
         limits: The limits of the server.

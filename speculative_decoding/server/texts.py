@@ -44,7 +44,7 @@ class ClientText(ClientItem):
     Attributes:
         ahead: The parts that a reading thread has read, followed by None at the end, or by the error that ended the
             reading.
-        reading: The future of the steps in a reading thread.
+        reading: The `Future` for the steps that run in a reading thread.
         window: The parts that have been taken from `ahead` but not written yet.
         written: The output of each text, in parts.
         waiting: Number of a prompt that is waiting for a turn -> the prompt.

@@ -292,5 +292,5 @@ def make_sequence_batch(
 
 
 def choose_anchors(length: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Choose 40 % of the positions, in ascending order."""
+    """Choose a random 40 % of the positions, and return them in ascending order."""
     return np.sort(rng.permutation(length)[: max(1, round(0.4 * length))])

@@ -1,4 +1,4 @@
-"""Functions that write folders: published models, fine-tunes, and mlx-community's Whispers; see make_layouts.py."""
+"""Writes tiny models in the layouts of published models, fine-tunes and mlx-community's Whispers (make_layouts.py)."""
 
 import json
 import shutil
