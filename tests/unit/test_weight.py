@@ -14,8 +14,8 @@ from tests.support.subpackages import SUBPACKAGES
 from tests.unit.test_architecture import MODULES, functions, nodes
 
 # For README's first command. Lower them when the code gets smaller.
-MODULES_WITHOUT_CPU = 85
-FUNCTIONS = 620
+MODULES_WITHOUT_CPU = 84
+FUNCTIONS = 619
 CLASSES = 71
 
 AVERAGE_LINES = 11
