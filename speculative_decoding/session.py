@@ -275,9 +275,9 @@ class Session:
         # own.
         encode = partial(draft_text_of, self.model, self.tokenizer)
         self._encode_own, self._encode_given = (lru_cache(KEPT_DRAFT_TEXTS)(encode) for _ in range(2))
-        for name, (kind, expected) in ARGUMENTS.items():
+        for name, (required, expected) in ARGUMENTS.items():
             value = getattr(self, name)
-            is_right = hasattr(value, kind) if isinstance(kind, str) else isinstance(value, kind)
+            is_right = hasattr(value, required) if isinstance(required, str) else isinstance(value, required)
             if not is_right and (value is not None or name in REQUIRED):
                 raise InputError(f"must be {expected}, not {short_repr(value)}", name)
         if self.memory is not None:

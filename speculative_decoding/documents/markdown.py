@@ -69,8 +69,8 @@ class Outline(StateBlock):
     """The position of each block's text in a document.
 
     During parsing, markdown-it-py moves the start of each line after the markup of the enclosing lists and quotes. At
-    the end of each block, `push` records these starts. Events are discarded, so memory use depends on the number of
-    blocks.
+    the end of each block, `push` records these starts. The parser's tokens are not kept, so memory use grows only with
+    the number of blocks.
     """
 
     def __init__(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """A run's log records finished work, so that an interrupted run can be continued.
 
 A log is a text file. Its first line, the header, contains the settings on which all records depend. Every other line is
-a record of finished work. Two kinds of log have no header. In the log of a folder of transcripts, each record contains
+a record of finished work. Two types of log have no header. In the log of a folder of transcripts, each record contains
 its own settings. A job's settings are stored in a second file, because the job's log is its output.
 
 To continue, a run locks the log, compares the log's settings with its own, and reads the records. A killed process
