@@ -28,7 +28,7 @@ TRAIN = "train --model target --prompts prompts.txt --output made --max-tokens 6
 TO_RESUME = "; run the same command with --resume to continue"
 CASES = [  # command, part of the progress line at which it is interrupted, end of its last line
     ("convert --model target --output made", "shared.weight", ""),
-    ("verify prompts.txt --model target --drafter ngram", "baseline outputs", ""),
+    ("verify prompts.txt --model target --drafter ngram", "outputs identical", ""),
     pytest.param(TRAIN, " outputs,", TO_RESUME, marks=needs_subpackage("training")),
     pytest.param(TRAIN, "features of", TO_RESUME, marks=needs_subpackage("training")),
     pytest.param(TRAIN, "step 25", TO_RESUME, marks=needs_subpackage("training")),

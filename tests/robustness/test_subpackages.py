@@ -126,7 +126,7 @@ def test_a_subset_of_the_tests_of_the_core_passes_without_one(subpackage: str, t
 
 
 @pytest.mark.parametrize("tests", CORE_TESTS)
-def test_all_tests_of_the_core_pass_without_any_room(tests: str, tmp_path: Path) -> None:
+def test_all_tests_of_the_core_pass_without_optional_subpackages(tests: str, tmp_path: Path) -> None:
     check_tests(copy_without(WITHOUT["all"], tmp_path / "copy"), [tests])
 
 

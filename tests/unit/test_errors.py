@@ -16,6 +16,7 @@ from speculative_decoding.cli.verify import verify_parser
 from speculative_decoding.errors import MAX_MISSPELT, Message, Name, UnknownOption, similar_names
 from speculative_decoding.loading.lookup import similar_model
 from tests.support.paths import ROOT
+from tests.support.subpackages import needs_subpackage
 
 TRICKY = "num_draft_tokens {0} %s {word_timestamps} --top-k drafter"  # looks like names and placeholders
 
@@ -43,6 +44,7 @@ def test_only_placeholders_are_replaced() -> None:
     assert InputError(TRICKY).message(str.upper) == TRICKY
 
 
+@needs_subpackage("speech")  # defines `force`, which messages of runs/ mention
 def test_each_placeholder_has_a_value_or_is_an_option() -> None:
     paths = {*(ROOT / "speculative_decoding").rglob("*.py")} - {Path(errors.__file__)}
     nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
