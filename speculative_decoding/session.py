@@ -68,7 +68,7 @@ ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # of a session: the required type 
     "draft_model": (EncoderDecoder | DraftHead, "a model, as load gives"),
     "options": (GenerationOptions, "GenerationOptions(...)"),
     "ngram": (NgramDrafter, "an NgramDrafter"),
-    "draft_vocabulary": ("ids", "a DraftVocabulary"),
+    "draft_vocabulary": ("most_frequent", "a DraftVocabulary"),
     "memory": ("similar", "a TranslationMemory"),
     "draft_tokenizer": ("encode", "a tokenizer, as load gives"),
 }

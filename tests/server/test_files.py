@@ -55,8 +55,8 @@ def admitted(files: KeptFiles, client: str, size: int) -> int:
             files.keep(client, "a", "", b"x" * size)
 
 
-# The sizes of files that clients send in turn, and how many of each are admitted. Of 1200 bytes, a client may use
-# as many as remain free, and a file needs twice its size while it is translated
+# The sizes of files that clients send in turn, and how many of each are admitted. The limit is 1200 bytes: a client may
+# use as many bytes as then remain free, and a file needs twice its size during its translation.
 SHARES = [
     ([("a", 100)], [5]),
     ([("a", 100), ("a", 100)], [5, 0]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -100,12 +101,16 @@ TARGET: Any = BUNDLED / "t5-web-docs"
         (lambda: generate(MODEL, Letters(), "abc", draft_model="t5-small"), "draft_model: must be a model, as"),
         (lambda: Session(MODEL, Letters(), options={"seed": 1}), "options: must be GenerationOptions(...)"),
         (lambda: Session(MODEL, ANY.slots), "tokenizer: must be a tokenizer, as load gives, not 8"),
+        (
+            lambda: Session(MODEL, Letters(), MODEL, draft_vocabulary=SimpleNamespace(ids=(1, 2))),
+            "draft_vocabulary: must be a DraftVocabulary, not namespace(ids=(1, 2))",
+        ),
         (lambda: load(5), "a model must be a folder or a name, not int"),
         (lambda: load(TARGET, dtype=np.float16), "dtype: must be one of float32, bfloat16, float16, not <class"),
         (lambda: load(TARGET, quantize=4, group_size=0), "group_size: must be one of 32, 64, 128, not 0"),
         (lambda: load(TARGET, gguf_file=5), "gguf_file '5': no such file, here or in"),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_invalid_arguments_are_named_in_one_line(call: Callable[[], Any], named: str) -> None:
     with pytest.raises(InputError) as error:
