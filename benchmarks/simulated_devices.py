@@ -1,8 +1,9 @@
 """`python -m benchmarks.simulated_devices [FILE]`: tests the adaptive draft length on simulated devices.
 
-Replays recorded drafts (acceptance.txt) round by round under published and generated cost curves. The command prints
-the speeds of the sessions, and exits with status 1 if a bound is missed. It neither runs a model nor measures time, so
-its results are deterministic.
+Replays recorded drafts (acceptance.txt) round by round under published and generated cost curves, and under timings
+that were recorded beside other programs (loads.json). Costs are calibrated as on a real device, by a simulated probe.
+The command prints the speeds of the sessions, without the time of calibration, and exits with status 1 if a bound is
+missed. It neither runs a model nor measures time, so its results are deterministic.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import random
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, chain, pairwise, product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,32 +27,25 @@ from speculative_decoding.decoding.results import Round
 from speculative_decoding.draft_length import AdaptiveLength, FixedLength
 from speculative_decoding.draft_length.adaptive import LONGEST
 from speculative_decoding.draft_length.base import DraftLength
-from speculative_decoding.draft_length.costs import WIDER_WIDTHS, measure_widths, monotone
-from speculative_decoding.draft_length.passes import RoundCosts
+from speculative_decoding.draft_length.calibration import Calibration
+from speculative_decoding.draft_length.probe import MAX_RUN_SECONDS, MAX_RUNS, Probe
+from speculative_decoding.draft_length.store import CalibrationStore
 from speculative_decoding.drafters.base import COPY, MODEL, TEXT
 from speculative_decoding.errors import InputError
 
 from .record import Recorded, read
 
 CURVES = Path(__file__).with_name("devices.json")
+LOADS = Path(__file__).with_name("loads.json")
 ACCEPTANCE = Path(__file__).with_name("acceptance.txt")
 LONGEST_OUTPUT = 100  # tokens
 LOOKED_UP = {COPY: ("found", "copy"), TEXT: ("followed", "text")}  # the kinds for lengths and for correct tokens
 MEASUREMENT_ERROR = 0.05
 ROUND_NOISE = 0.1
+PASS_SECONDS = 0.003  # of a pass of width 1
 SLOWDOWN = 2.0  # in half of the sessions, the device becomes slower by this factor halfway through
 SEEDS = (0, 1, 2)
-
-
-class Device(NamedTuple):
-    """A device. `curve` maps a pass's width to its cost, relative to a pass of width 1."""
-
-    name: str
-    curve: Mapping[int, float]
-
-    def cost(self, width: int) -> float:
-        widths = sorted(self.curve)
-        return float(np.interp(width, widths, [self.curve[each] for each in widths]))
+LOAD_SEEDS: Sequence[int] = range(10)
 
 
 class Drafts(NamedTuple):
@@ -73,8 +67,9 @@ class Drafts(NamedTuple):
     start: float = 0.0
 
 
+HEAD = Drafts("head", "head", "", 0.05, 0.03)
 DRAFTS = (
-    Drafts("head", "head", "", 0.05, 0.03),
+    HEAD,
     Drafts("draft model", "model", "", 0.16, 0.03),
     Drafts("copies", "", COPY),
     Drafts("head and copies", "head", COPY, 0.05, 0.03),
@@ -105,6 +100,79 @@ class Result(NamedTuple):
     of_best: float
 
 
+class Device:
+    """A device.
+
+    Args:
+        name: Name in the output.
+        curve: The cost of a pass by width, relative to a pass of width 1. Costs of other widths are interpolated.
+    """
+
+    def __init__(self, name: str, curve: Mapping[int, float]) -> None:
+        self.name = name
+        widths = sorted(curve)
+        self._costs: list[float] = np.interp(range(65), widths, [curve[each] for each in widths]).tolist()
+
+    def seconds(self, each: SimulatedRound, width: int, drafts: Drafts) -> float:
+        """The mean time of a round whose pass has this width."""
+        drafting = drafts.start + each.steps * drafts.step if each.steps else 0.0
+        return PASS_SECONDS * (self._costs[width] + drafting)
+
+    def round_factor(self, width: int, rng: random.Random) -> float:
+        """The time of a round, relative to the mean."""
+        return rng.uniform(1.0 - ROUND_NOISE, 1.0 + ROUND_NOISE)
+
+    def pass_timing(self, width: int, rng: random.Random) -> float:
+        """The time of a pass that is measured alone. Repeated timings have the same error."""
+        error = random.Random(f"{self.name} {width}").uniform(-MEASUREMENT_ERROR, MEASUREMENT_ERROR)
+        return PASS_SECONDS * self._costs[width] * (1.0 + error)
+
+    def draft_timing(self, steps: int, drafts: Drafts, rng: random.Random) -> float:
+        """The time of a draft that is measured alone."""
+        return PASS_SECONDS * (drafts.start + steps * drafts.step)
+
+
+class Load:
+    """A machine with other programs, with timings recorded by loads.py with the bundled target and its draft head.
+
+    Args:
+        recorded: The load's entry in loads.json.
+    """
+
+    def __init__(self, recorded: Mapping[str, Any]) -> None:
+        self.name: str = recorded["load"]
+        self._rounds = self._by_width(recorded["rounds"])
+        self._passes = self._by_width(recorded["passes"])
+        self._drafts = {int(steps): seconds for steps, seconds in recorded["drafts"].items()}
+
+    def seconds(self, each: SimulatedRound, width: int, drafts: Drafts) -> float:
+        """As for `Device`. A recorded round's draft filled its pass."""
+        return self._rounds[min(width, max(self._rounds))][0]
+
+    def round_factor(self, width: int, rng: random.Random) -> float:
+        return rng.choice(self._rounds[min(width, max(self._rounds))][1])
+
+    def pass_timing(self, width: int, rng: random.Random) -> float:
+        mean, factors = self._passes[width]
+        return mean * rng.choice(factors)
+
+    def draft_timing(self, steps: int, drafts: Drafts, rng: random.Random) -> float:
+        return rng.choice(self._drafts[steps])
+
+    @staticmethod
+    def _by_width(recorded: Mapping[str, Sequence[float]]) -> dict[int, tuple[float, list[float]]]:
+        """The mean time by width, smoothed by a quadratic curve, and factors from this width and its neighbors."""
+        times = {int(width): np.array(seconds) for width, seconds in recorded.items()}
+        means = {width: own.mean() for width, own in times.items()}
+        weights = [len(own) ** 0.5 / means[width] for width, own in times.items()]
+        smooth = np.polyval(np.polyfit([*means], [*means.values()], 2, w=weights), [*means])
+        factors = {width: own / means[width] for width, own in times.items()}
+        return {
+            width: (float(mean), np.concatenate([factors[near] for near in factors if abs(near - width) <= 2]).tolist())
+            for width, mean in zip(times, smooth, strict=True)
+        }
+
+
 def read_devices(path: Path) -> list[Device]:
     """Read published curves. Raises `InputError` for a malformed file."""
     try:
@@ -118,6 +186,11 @@ def read_devices(path: Path) -> list[Device]:
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"FILE {path}: not a list of cost curves ({error!r}); see {CURVES}") from None
+
+
+def read_loads(path: Path) -> list[Load]:
+    """Read recorded loads; the first one is idle."""
+    return [Load(each) for each in json.loads(path.read_text())["loads"]]
 
 
 def generated_devices() -> list[Device]:
@@ -157,9 +230,8 @@ def head_prior(tasks: Mapping[str, Recorded]) -> list[float]:
     return [more / max(1, all_) for all_, more in pairwise(at_least)]
 
 
-def play(length: DraftLength, output: Sequence[Position]) -> list[SimulatedRound]:
-    """Decode one output, and return its rounds."""
-    rounds = []
+def play(length: DraftLength, output: Sequence[Position]) -> Iterator[SimulatedRound]:
+    """Decode one output, and yield its rounds."""
     done = 0
     while done < len(output):
         kind, longest, right = output[done]
@@ -170,45 +242,88 @@ def play(length: DraftLength, output: Sequence[Position]) -> list[SimulatedRound
         drafted = min(asked, longest)
         accepted = min(drafted, right)
         length.observe([Round([], [0] * drafted, accepted, kind=kind if asked else "")])
-        rounds.append(SimulatedRound(drafted, drafted if kind == MODEL else 0))
+        yield SimulatedRound(drafted, drafted if kind == MODEL else 0)
         done += accepted + 1
-    return rounds
+
+
+class SimulatedProbe(Probe):
+    """Times simulated passes and drafts. `seconds` is the time that this and the rounds of a session have taken."""
+
+    def __init__(self, device: Device | Load, drafts: Drafts, rng: random.Random) -> None:
+        self.device = device
+        self.seconds = 0.0
+        self._drafts = drafts
+        self._rng = rng
+
+    def pass_seconds(self, rows: int, width: int) -> list[float]:
+        return self._repeat(lambda: self.device.pass_timing(width, self._rng))
+
+    def draft_seconds(self, rows: int) -> tuple[float, float, float]:
+        def draft(steps: int) -> float:
+            return self.device.draft_timing(steps, self._drafts, self._rng)
+
+        short, long = (statistics.median(self._repeat(partial(draft, steps))) for steps in (1, 9))
+        step = max(0.0, (long - short) / 8)
+        return step, max(0.0, short - step), 0.0
+
+    def _repeat(self, timing: Callable[[], float]) -> list[float]:
+        taken: list[float] = []
+        while len(taken) < MAX_RUNS and sum(taken) < MAX_RUN_SECONDS:
+            taken.append(timing())
+        self.seconds += sum(taken)
+        return taken
+
+
+class SilentStore(CalibrationStore):
+    def announce(self) -> None:
+        """Nothing is measured, so nothing is announced."""
 
 
 class SimulatedSession:
-    """A session with an adaptive draft length on one device. Its cost measurements have a simulated error."""
+    """A session with an adaptive draft length on one device.
 
-    def __init__(self, device: Device, drafts: Drafts, prior: Sequence[float], seed: str) -> None:
-        self._device = device
+    Args:
+        calibrated_on: The device on which costs were measured before the session; None if they are measured in it.
+    """
+
+    def __init__(
+        self,
+        device: Device | Load,
+        drafts: Drafts,
+        prior: Sequence[float],
+        seed: str,
+        calibrated_on: Device | Load | None = None,
+    ) -> None:
         self._drafts = drafts
         self._rng = random.Random(seed)
-        self._seed = seed
+        self._probe = SimulatedProbe(calibrated_on or device, drafts, self._rng)
+        store = SilentStore(None)
+        draft = drafts.recorded and "a draft"
+        self._calibration = Calibration(lambda: self._probe, store, None, draft, clock=lambda: self._probe.seconds)
+        if calibrated_on is not None:
+            self._calibration.measure_fully(1)
+            self._probe.device = device
+        self._length = AdaptiveLength(self._calibration.costs, prior=prior, widen=self._calibration.widen)
         self._slowdown = 1.0
-        self._costs = RoundCosts(measure_widths(self._measure), drafts.step, drafts.start, untimed=WIDER_WIDTHS)
-        self._length = AdaptiveLength(lambda rows: self._costs, prior=prior, widen=self._widen)
-        self.seconds = 0.0
+        self.seconds = 0.0  # of the rounds
 
     def decode(self, output: Sequence[Position]) -> None:
-        for each in play(self._length, output):
-            seconds = self._round_seconds(each) * self._rng.uniform(1.0 - ROUND_NOISE, 1.0 + ROUND_NOISE)
+        for number, each in enumerate(play(self._length, output)):
+            width = self._calibration.costs(1).padded_width(each.drafted + 1)
+            device = self._probe.device
+            seconds = self._slowdown * device.seconds(each, width, self._drafts)
             self.seconds += seconds
+            seconds *= device.round_factor(width, self._rng)
+            self._probe.seconds += seconds
+            if number:
+                self._calibration.observe(1, width, each.steps, seconds)
+                self._calibration.refine(1)
 
     def slow_down(self) -> None:
         self._slowdown = SLOWDOWN
 
-    def _widen(self, rows: int, width: int) -> None:
-        passes = monotone({**self._costs.passes, width: self._measure(width)})
-        untimed = [each for each in self._costs.untimed if each > width]
-        self._costs = replace(self._costs, passes=passes, untimed=untimed)
-
-    def _measure(self, width: int) -> float:
-        """Return the cost of a pass, with an error that is constant for each width."""
-        error = random.Random(f"{self._seed} {width}").uniform(-MEASUREMENT_ERROR, MEASUREMENT_ERROR)
-        return self._device.cost(width) * (1.0 + error)
-
-    def _round_seconds(self, each: SimulatedRound) -> float:
-        drafting = self._drafts.start + each.steps * self._drafts.step if each.steps else 0.0
-        return self._slowdown * (self._device.cost(self._costs.padded_width(each.drafted + 1)) + drafting)
+    def move_to(self, device: Device | Load) -> None:
+        self._probe.device = device
 
 
 class FixedRounds:
@@ -221,13 +336,10 @@ class FixedRounds:
             for length in range(longest + 1)
         ]
 
-    def seconds(self, device: Device, drafts: Drafts) -> list[float]:
+    def seconds(self, device: Device | Load, drafts: Drafts) -> list[float]:
         """Return the seconds for each draft length, without padding of passes."""
         return [
-            sum(
-                times * (device.cost(each.drafted + 1) + (drafts.start + each.steps * drafts.step) * (each.steps > 0))
-                for each, times in rounds.items()
-            )
+            sum(times * device.seconds(each, each.drafted + 1, drafts) for each, times in rounds.items())
             for rounds in self._rounds
         ]
 
@@ -254,6 +366,52 @@ def session_result(
     return Result(seconds[0] / session.seconds, min(seconds) / session.seconds)
 
 
+def load_result(
+    calibrated_on: Load | None,
+    loads: Sequence[Load],
+    outputs: Sequence[Sequence[Position]],
+    fixed: FixedRounds,
+    prior: Sequence[float],
+    seed: int,
+) -> Result:
+    """Decode the outputs under one load after another in one session with the draft head."""
+    names = " ".join(each.name for each in loads)
+    session = SimulatedSession(loads[0], HEAD, prior, f"{names} {seed}", calibrated_on)
+    for load in loads:
+        session.move_to(load)
+        for output in outputs:
+            session.decode(output)
+    seconds = [sum(own) for own in zip(*(fixed.seconds(load, HEAD) for load in loads), strict=True)]
+    return Result(seconds[0] / session.seconds, min(seconds) / session.seconds)
+
+
+def simulate_loads(loads: Sequence[Load]) -> list[Result]:
+    """Run sessions whose costs were measured under the same load or under another, and sessions in which it changes."""
+    tasks = read(ACCEPTANCE, ["head", "model", *chain.from_iterable(LOOKED_UP.values())])
+    prior = head_prior(tasks)
+    results: list[Result] = []
+    idle = loads[0]
+    cases: list[tuple[str, Load | None, tuple[Load, Load]]]
+    cases = [(f"first measured {load.name}", None, (load, load)) for load in loads]
+    cases += [(f"measured {idle.name}, then {load.name}", idle, (load, load)) for load in loads[1:]]
+    cases += [(f"measured {load.name}, then {idle.name}", load, (idle, idle)) for load in loads[1:]]
+    cases += [(f"{load.name} halfway", idle, (idle, load)) for load in loads[1:]]
+    for name, calibrated_on, sequence in cases:
+        print(name)
+        for task, recorded in tasks.items():
+            outputs = positions(recorded, HEAD)
+            fixed = FixedRounds(outputs)
+            own = [load_result(calibrated_on, sequence, outputs, fixed, prior, seed) for seed in LOAD_SEEDS]
+            print(f"  {task:12s} {summary(own)}")
+            results += own
+    return results
+
+
+def summary(results: Sequence[Result]) -> str:
+    speed = statistics.median(each.of_baseline for each in results)
+    return f"{speed:5.2f}x baseline, at least {min(each.of_best for each in results):.3f} of the best fixed length"
+
+
 def simulate(devices: Sequence[Device]) -> list[Result]:
     """Run all sessions, and print a line for each device, task and source of drafts."""
     tasks = read(ACCEPTANCE, ["head", "model", *chain.from_iterable(LOOKED_UP.values())])
@@ -271,22 +429,21 @@ def simulate(devices: Sequence[Device]) -> list[Result]:
                 session_result(device, drafts, outputs, fixed, known, seed, slows_down)
                 for seed, slows_down in product(SEEDS, (False, True))
             ]
-            speed = statistics.median(each.of_baseline for each in own)
-            lowest = min(each.of_best for each in own)
-            print(
-                f"  {name:12s} {drafts.name:16s} {speed:5.2f}x baseline, at least {lowest:.3f} of the best fixed length"
-            )
+            print(f"  {name:12s} {drafts.name:16s} {summary(own)}")
             results += own
     return results
 
 
-def missed_bounds(results: Sequence[Result]) -> list[str]:
-    """Print each bound with the measured value, and return the names of the bounds that were missed."""
+def missed_bounds(results: Sequence[Result], least: float, median: float) -> list[str]:
+    """Print each bound with the measured value, and return the names of the bounds that were missed.
+
+    least, median: the bounds of the minimum and the median of the best fixed length.
+    """
     of_best = sorted(each.of_best for each in results)
     figures = {
-        "minimum of the best fixed length": (of_best[0], 0.92),
+        "minimum of the best fixed length": (of_best[0], least),
         "5th percentile of the best fixed length": (of_best[len(of_best) // 20], 0.95),
-        "median of the best fixed length": (statistics.median(of_best), 0.98),
+        "median of the best fixed length": (statistics.median(of_best), median),
         "minimum of baseline decoding": (min(each.of_baseline for each in results), 0.97),
     }
     for name, (figure, bound) in figures.items():
@@ -304,7 +461,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def simulate_file(file: Path) -> int:
-    missed = missed_bounds(simulate([*read_devices(file), *generated_devices()]))
+    missed = missed_bounds(simulate([*read_devices(file), *generated_devices()]), least=0.92, median=0.98)
+    if LOAD_SEEDS:
+        missed += missed_bounds(simulate_loads(read_loads(LOADS)), least=0.90, median=0.96)
     if missed:
         say(f"missed: {'; '.join(missed)}")
     return 1 if missed else 0

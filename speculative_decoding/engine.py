@@ -23,6 +23,7 @@ from .decoding.round import Batch, speculate
 from .draft_length.base import DraftLength
 from .draft_length.passes import UNPADDED, PassWidths
 from .drafters import BatchDrafter
+from .drafters.base import MODEL
 from .errors import InputError
 from .loading.tokenizer import Tokenizer
 from .models.backend import computing
@@ -143,6 +144,7 @@ class Engine:
         self._encoded: deque[tuple[Request, mx.array]] = deque()  # requests with their encoder outputs (1, S, d_model)
         self._requests: list[Request | None] = []  # by slot; the same list as the batch's `slots`
         self._batch: Batch | None = None
+        self._seen_shapes: set[tuple[object, ...]] = set()  # of rounds
         self._capacity_class = (0, 0)  # of the batch's requests; see `PassWidths.capacity_class`
 
     @property
@@ -230,8 +232,12 @@ class Engine:
 
         self._widths.costs(len(batch.slots))  # measures the device if necessary, before the round is timed
         batch.num_waiting = self.waiting
+        is_usual = self._is_usual(batch)
+        rounds = self._round(batch)
+        if self._widths.observe is not None and is_usual:
+            self._observe(batch, list(rounds.values()))
         events = []
-        for request, round in self._round(batch).items():
+        for request, round in rounds.items():
             self._count(request, round)
             if request.finish_reason is not None:
                 self._drafter.end(request)  # adds the complete output to a text store
@@ -253,6 +259,26 @@ class Engine:
                 round.draft_seconds = drafted_at - started
                 round.verify_seconds = verified_at - drafted_at
         return rounds
+
+    def _is_usual(self, batch: Batch) -> bool:
+        """Whether nothing but its shape and other programs affects the time of the next round."""
+        return (
+            batch.started_pass is None  # otherwise, a part of it has been computed
+            and not batch.has_retry
+            and all(request.stats.generated_tokens and not request.options.timed for request in batch.requests)
+        )
+
+    def _observe(self, batch: Batch, rounds: Sequence[Round]) -> None:
+        """Let the calibration learn from a round. The first round of each shape is left out, because MLX traces it."""
+        assert self._widths.observe is not None
+        rows, cache = len(batch.slots), batch.cache
+        longest = max(round.drafted for round in rounds)
+        steps = max(round.drafted if round.kind == MODEL else 0 for round in rounds)
+        shape = rows, longest, steps, cache.capacity, cache.source_capacity, cache.recorded_layers
+        if shape in self._seen_shapes:
+            width = batch.widths.padded_width(rows, 1 + longest)
+            self._widths.observe(rows, width, steps, rounds[0].seconds)
+        self._seen_shapes.add(shape)
 
     def _count(self, request: Request, round: Round) -> None:
         """Add a round to the request's statistics."""

@@ -75,7 +75,8 @@ class PassWidths:
         capacity_borders: The KV-cache capacities at which the bits of a pass change, in increasing order. A cache that
             would reach one of them is allocated in full before the first pass.
         source_borders: The same for source capacities.
-        refine: Briefly measures rough costs for a number of rows, and updates `costs`.
+        refine: Briefly measures uncertain costs for a number of rows, and updates `costs`.
+        observe: Learns costs from a round; see `Calibration.observe`.
     """
 
     costs: Callable[[int], RoundCosts]
@@ -85,6 +86,7 @@ class PassWidths:
     capacity_borders: Sequence[int] = ()
     source_borders: Sequence[int] = ()
     refine: Callable[[int], None] | None = None
+    observe: Callable[[int, int, int, float], None] | None = None
 
     def max_positions(self, rows: int) -> int:
         """The maximum number of positions per row in one pass.

@@ -129,7 +129,7 @@ class PassPlanner:
         return self._calibrations[runs_draft]
 
     def calibrate(self, options: GenerationOptions, slots: int = 1, *, again: bool = False) -> None:
-        """Measure the device for up to `slots` rows until the costs are no longer rough.
+        """Measure the device for up to `slots` rows until the costs are known well.
 
         Args:
             again: Discard earlier measurements, including those of other processes.
@@ -173,6 +173,7 @@ class PassPlanner:
             any_width=own is None,
             **({} if own is None or not exact else borders(own, max(own.widths))),
             refine=partial(calibration.refine, exact=exact),
+            observe=partial(calibration.observe, exact=exact),
         )
 
 

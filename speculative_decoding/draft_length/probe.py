@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -45,8 +46,8 @@ class Probe:
         self._window_layers: list[tuple[mx.array, mx.array]] = []  # the window's cross keys and values
         self._ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 4096).tolist()
 
-    def pass_seconds(self, rows: int, width: int) -> float:
-        """The seconds that a pass takes, including the computation of logits.
+    def pass_seconds(self, rows: int, width: int) -> list[float]:
+        """The seconds that each of a few passes takes, including the computation of logits.
 
         The first pass of a shape is not timed, because MLX traces and compiles it.
         """
@@ -60,7 +61,7 @@ class Probe:
         if (rows, width) not in self._traced:
             run_pass()
             self._traced.add((rows, width))
-        return fastest(run_pass)
+        return time_runs(run_pass)
 
     def draft_seconds(self, rows: int) -> tuple[float, float, float]:
         """The costs (step, start, prefill) of `RoundCosts`."""
@@ -95,7 +96,7 @@ class Probe:
         drafter.observe(batch, [1] * rows)
         propose(1 + steps)
         shortest, longest, with_prefill = (
-            fastest(run) for run in (partial(propose, 1), partial(propose, 1 + steps), prefill)
+            statistics.median(time_runs(run)) for run in (partial(propose, 1), partial(propose, 1 + steps), prefill)
         )
         step = max(0.0, (longest - shortest) / steps)
         return step, max(0.0, shortest - step), max(0.0, with_prefill - shortest) / rows
@@ -230,11 +231,11 @@ class Probe:
         return self._caches[rows]
 
 
-def fastest(run: Callable[[], None]) -> float:
-    """Time a few runs, and return the fastest run's seconds. Slower runs were delayed by other programs."""
+def time_runs(run: Callable[[], None]) -> list[float]:
+    """Return the seconds that each of a few runs takes."""
     taken: list[float] = []
     while len(taken) < MAX_RUNS and sum(taken) < MAX_RUN_SECONDS:
         started = time.perf_counter()
         run()
         taken.append(time.perf_counter() - started)
-    return min(taken)
+    return taken

@@ -16,64 +16,71 @@ from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..cache_folder import WAY_OUT, cache_folder
 from ..errors import InputError, note
 from ..runs.places import atomic_write
+from .costs import Timing
 
 CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
-FORMAT = 2
+FORMAT = 3
+READABLE_FORMATS = (2, FORMAT)  # format 2 has only costs, without the number of timings
 COMPARISON = 2  # version of the comparison; resuming a job that was started with another version reports the difference
 PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-ENOUGH_TIMINGS = 8  # number of timings after which a cost is no longer rough
-CONFIRMED = 3  # number of timings that are sufficient if the last one agrees with the fastest
-AGREEMENT = 1.1
-MEASUREMENTS = (
-    "passes",
-    "drafts",
-    "same_bits",
-    "capacity_borders",
-    "source_borders",
-    "rough",
-)  # attributes that are saved in the file
+MEASUREMENTS = ("passes", "drafts", "same_bits", "capacity_borders", "source_borders")  # attributes saved in the file
+UNKNOWN_RUNS = 3  # of timings, if the file does not say it
 
-Draft = Sequence[float]  # costs (step, start, prefill) of `RoundCosts`
+
+class Draft(NamedTuple):
+    """The costs `step`, `start` and `prefill` of `RoundCosts`, as means of a number of timings."""
+
+    step: float
+    start: float
+    prefill: float
+    runs: int = UNKNOWN_RUNS
+
+    def add(self, step: float, start: float, prefill: float) -> Draft:
+        """Include another timing."""
+        runs = self.runs + 1
+        return Draft(
+            self.step + (step - self.step) / runs,
+            self.start + (start - self.start) / runs,
+            self.prefill + (prefill - self.prefill) / runs,
+            runs,
+        )
 
 
 class CalibrationStore:
     """The measurements of a target on a device, kept in a file in the cache folder if possible.
 
-    Only the fastest of repeated timings counts, because the slower ones were delayed by other programs. If the file
-    cannot be read or written, the user is warned once, and measurements last only as long as the process.
+    If the file cannot be read or written, the user is warned once, and measurements last only as long as the process.
 
     Args:
-        key: Everything on which the measurements depend.
+        key: Everything on which the measurements depend; None for measurements that are not stored.
 
     Attributes:
-        passes: Costs of a pass, by rows and width.
+        passes: Timings of a pass, by rows and width.
         drafts: Costs of a draft, by the draft's fingerprint and rows.
         same_bits: Whether passes have the same bits as the exact widths, by rows and width.
         capacity_borders: The KV-cache capacities at which the bits of a pass change, in increasing order.
         source_borders: The same for source capacities.
-        rough: How many times each rough cost has been timed, by the name of the cost.
         path: The file; None if measurements are not stored.
         is_read_only: Whether the user named the file. If so, nothing is measured.
-        refine_seconds: How many more seconds this process may spend on timing rough costs.
     """
 
-    def __init__(self, key: Mapping[str, Any]) -> None:
+    def __init__(self, key: Mapping[str, Any] | None) -> None:
         self.key = key
-        self.passes: dict[int, dict[int, float]] = {}
+        self.passes: dict[int, dict[int, Timing]] = {}
         self.drafts: dict[str, dict[int, Draft]] = {}
         self.same_bits: dict[int, dict[int, bool]] = {}
         self.capacity_borders: list[int] = []
         self.source_borders: list[int] = []
-        self.rough: dict[str, int] = {}
         self.path: Path | None = None
         self.is_read_only = False
-        self.refine_seconds = 0.2
         self._replaces = False
+        if key is None:
+            return
         if named := os.environ.get(CALIBRATION_VARIABLE):
             self._load_named_file(Path(named))
             return
@@ -88,30 +95,16 @@ class CalibrationStore:
         except PARSE_ERRORS:
             self._note_damage()
 
-    def add_pass(self, rows: int, width: int, cost: float) -> None:
-        """Add a pass's timing."""
+    def add_pass(self, rows: int, width: int, seconds: Sequence[float]) -> None:
+        """Add timings of a pass."""
         known = self.passes.setdefault(rows, {})
-        before = known.get(width)
-        known[width] = cost if before is None else min(before, cost)
-        self._count(pass_name(rows, width), before, cost)
+        for each in seconds:
+            known[width] = known[width].add(each) if width in known else Timing(each, 1)
 
-    def add_draft(self, draft: str, rows: int, costs: Draft) -> None:
-        """Add a draft's timings."""
+    def add_draft(self, draft: str, rows: int, step: float, start: float, prefill: float) -> None:
+        """Add a timing of a draft."""
         known = self.drafts.setdefault(draft, {})
-        before = known.get(rows)
-        known[rows] = costs if before is None else faster(before, costs)
-        self._count(draft_name(draft, rows), None if before is None else usual_cost(before), usual_cost(costs))
-
-    def _count(self, name: str, before: float | None, cost: float) -> None:
-        """Count a timing. before: the cost before this timing; None if it is the first."""
-        count = 1 if before is None else self.rough.get(name, ENOUGH_TIMINGS) + 1
-        agrees = before is not None and before / AGREEMENT <= cost <= before * AGREEMENT
-        self._set_count(name, ENOUGH_TIMINGS if count >= CONFIRMED and agrees else count)
-
-    def _set_count(self, name: str, count: int) -> None:
-        self.rough[name] = count
-        if count >= ENOUGH_TIMINGS:
-            del self.rough[name]
+        known[rows] = known[rows].add(step, start, prefill) if rows in known else Draft(step, start, prefill, 1)
 
     def announce(self) -> None:
         """Tell the user, once per process, that the device is being measured."""
@@ -139,17 +132,17 @@ class CalibrationStore:
             self._give_up(error)
 
     def merge(self, other: Mapping[str, Any]) -> None:
-        """Add the measurements of another process, as `read_measurements` returns them."""
-        known_names = names_of(self.passes, self.drafts)
-        for name in names_of(other["passes"], other["drafts"]):
-            own_count = self.rough.get(name, ENOUGH_TIMINGS) if name in known_names else 0
-            self._set_count(name, max(own_count, other["rough"].get(name, ENOUGH_TIMINGS)))
-        for rows, by_width in other["passes"].items():
-            known = self.passes.setdefault(rows, {})
-            known |= {width: min(cost, known.get(width, cost)) for width, cost in by_width.items()}
-        for draft, by_rows in other["drafts"].items():
-            own = self.drafts.setdefault(draft, {})
-            own |= {rows: faster(own.get(rows, costs), costs) for rows, costs in by_rows.items()}
+        """Add the measurements of another process, as `read_measurements` returns them.
+
+        Of two estimates of a cost, the one from more timings is kept. They may share timings, so they are not averaged.
+        """
+        for name in ("passes", "drafts"):
+            own = getattr(self, name)
+            for key, found in other[name].items():
+                known = own.setdefault(key, {})
+                for each, costs in found.items():
+                    if each not in known or costs.runs > known[each].runs:
+                        known[each] = costs
         for rows, same in other["same_bits"].items():
             self.same_bits[rows] = same | self.same_bits.get(rows, {})
         for name in ("capacity_borders", "source_borders"):
@@ -189,12 +182,12 @@ def read_measurements(path: Path) -> dict[str, Any]:
     Raises OSError, or one of `PARSE_ERRORS` if the file is not in the format that `CalibrationStore.save` writes.
     """
     raw = json.loads(path.read_text(encoding="utf-8-sig"))
-    if raw["format"] != FORMAT:
+    if raw["format"] not in READABLE_FORMATS:
         raise ValueError(raw["format"])
 
     return {
         "passes": {
-            int(rows): {int(width): parse_cost(cost) for width, cost in by_width.items()}
+            int(rows): {int(width): parse_timing(timing) for width, timing in by_width.items()}
             for rows, by_width in raw["passes"].items()
         },
         "drafts": {
@@ -207,7 +200,6 @@ def read_measurements(path: Path) -> dict[str, Any]:
         },
         "capacity_borders": [int(each) for each in raw["capacity_borders"]],
         "source_borders": [int(each) for each in raw["source_borders"]],
-        "rough": {name: int(count) for name, count in raw["rough"].items()},
     }
 
 
@@ -227,34 +219,6 @@ def warn_once(message: str) -> None:
     note(message)
 
 
-def names_of(passes: Mapping[int, Mapping[int, float]], drafts: Mapping[str, Mapping[int, Draft]]) -> set[str]:
-    """Return the names of all costs."""
-    names = {pass_name(rows, width) for rows, by_width in passes.items() for width in by_width}
-    return names | {draft_name(draft, rows) for draft, by_rows in drafts.items() for rows in by_rows}
-
-
-def pass_name(rows: int, width: int) -> str:
-    """Return the name of a pass in `CalibrationStore.rough`."""
-    return f"pass {rows} {width}"
-
-
-def draft_name(draft: str, rows: int) -> str:
-    """Return the name of a draft in `CalibrationStore.rough`."""
-    return f"draft {draft} {rows}"
-
-
-def usual_cost(costs: Draft) -> float:
-    """Return the cost of a draft of four tokens."""
-    step, start, _ = costs
-    return start + 4.0 * step
-
-
-def faster(one: Draft, other: Draft) -> Draft:
-    """Return the costs of the faster draft, but with the lower prefill cost of the two."""
-    step, start, _ = min(one, other, key=usual_cost)
-    return [step, start, min(one[2], other[2])]
-
-
 def parse_cost(raw: Any, least: float = 1e-9) -> float:
     """Return `raw` as a cost. Raises ValueError if it is not a plausible cost."""
     if type(raw) not in (int, float) or not least <= raw < 1e6:
@@ -262,7 +226,22 @@ def parse_cost(raw: Any, least: float = 1e-9) -> float:
     return float(raw)
 
 
+def parse_timing(raw: Any) -> Timing:
+    """Return `raw`, a cost or the fields of a timing, as a timing. Raises ValueError or TypeError if it is invalid."""
+    if not isinstance(raw, list):
+        return Timing(parse_cost(raw), UNKNOWN_RUNS)
+    cost, runs, squares = raw
+    return Timing(parse_cost(cost), parse_runs(runs), parse_cost(squares, least=0.0))
+
+
 def parse_draft(raw: Any) -> Draft:
     """Return `raw` as the costs of a draft. Raises ValueError or TypeError if it is invalid."""
-    step, start, prefill = (parse_cost(value, least=0.0) for value in raw)
-    return [step, start, prefill]
+    step, start, prefill = (parse_cost(value, least=0.0) for value in raw[:3])
+    return Draft(step, start, prefill, *map(parse_runs, raw[3:]))
+
+
+def parse_runs(raw: Any) -> int:
+    """Return `raw` as a number of timings. Raises ValueError if it is invalid."""
+    if type(raw) is not int or raw < 1:
+        raise ValueError(raw)
+    return raw

@@ -57,8 +57,8 @@ class CountedProbe(Probe):
     def borders(self, widths: Sequence[int]) -> tuple[list[int], list[int]]:
         return [], []
 
-    def pass_seconds(self, rows: int, width: int) -> float:
-        return 1e-3 * (1.0 + 0.05 * rows * width)
+    def pass_seconds(self, rows: int, width: int) -> list[float]:
+        return [1e-3 * (1.0 + 0.05 * rows * width)]
 
     def draft_seconds(self, rows: int) -> tuple[float, float, float]:
         return 1e-4, 1e-4, 0.0
@@ -75,9 +75,7 @@ def session_with_kernels(first: Sequence[int]) -> Session:
 
     model.__class__ = type("ModelWithKernels", (type(model),), {"states": states})
     session = Session(model, Ids([SOURCE]), random_draft("head", model))
-    store = CalibrationStore({})
-    store.clear()
-    store.path, store.is_read_only = None, False
+    store = CalibrationStore(None)
     planner = session.planner  # compares, although this machine's kernels give all widths the same bits
     planner.probe, planner.store = cache(partial(CountedProbe, model)), lambda: store
     planner.exact_widths = ExactWidths(planner.probe, planner.store)

@@ -47,9 +47,9 @@ class FakeProbe(Probe):
         self.compared: list[tuple[int, int]] = []
         self.speed = 1.0
 
-    def pass_seconds(self, rows: int, width: int) -> float:
+    def pass_seconds(self, rows: int, width: int) -> list[float]:
         self.timed.append((rows, width))
-        return self.speed * 0.001 * (1.0 + self.slope * rows * width + 0.2 * self.kind_of(width))
+        return [self.speed * 0.001 * (1.0 + self.slope * rows * width + 0.2 * self.kind_of(width))] * 3
 
     def draft_seconds(self, rows: int) -> tuple[float, float, float]:
         self.timed.append((rows, 0))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+import statistics
 import subprocess
 import sys
 import warnings
@@ -14,9 +17,9 @@ from typing import Any
 import pytest
 
 from speculative_decoding import InputError
+from speculative_decoding.draft_length.costs import Timing
 from speculative_decoding.draft_length.store import (
     CALIBRATION_VARIABLE,
-    ENOUGH_TIMINGS,
     CalibrationStore,
     locked,
     read_measurements,
@@ -34,8 +37,8 @@ def stored(folder: Path) -> dict[str, Any]:
 def test_stores_that_were_opened_together_lose_nothing(folder: Path) -> None:
     stores = [CalibrationStore(KEY) for _ in range(3)]
     for rows, store in enumerate(stores, start=1):
-        store.add_pass(rows, 1, 0.001)
-        store.add_draft(f"draft {rows}", 1, [0.1, 0.2, 0.3])
+        store.add_pass(rows, 1, [0.001])
+        store.add_draft(f"draft {rows}", 1, 0.1, 0.2, 0.3)
         store.same_bits[rows] = {1: True}
         store.save()
     for found in (stored(folder), vars(stores[-1])):
@@ -51,7 +54,7 @@ from speculative_decoding.draft_length.store import CalibrationStore
 def save_often(rows):
     store = CalibrationStore({"target": "a target", "mlx": "1.2.3"})
     for width in range(1, 13):
-        store.add_pass(rows, width, 0.001)
+        store.add_pass(rows, width, [0.001])
         store.save()
 
 print("ready", flush=True)
@@ -83,13 +86,13 @@ def test_processes_and_threads_that_save_at_the_same_time_lose_nothing(folder: P
 
 def test_a_writer_waits_for_another(folder: Path) -> None:
     store = CalibrationStore(KEY)
-    store.add_pass(1, 1, 0.001)
+    store.add_pass(1, 1, [0.001])
     with ThreadPoolExecutor(1) as threads:
         with locked(folder):
             saving = threads.submit(store.save)
             assert not wait([saving], 0.3).done
         saving.result()
-    assert stored(folder)["passes"] == {1: {1: 0.001}}
+    assert stored(folder)["passes"] == {1: {1: Timing(0.001, 1)}}
 
 
 @pytest.mark.filterwarnings("ignore:calibration. .* is damaged")
@@ -98,51 +101,57 @@ def test_a_writer_that_found_a_damaged_file_keeps_what_another_has_stored_since(
     next(folder.glob("*.json")).write_text("{")
     first, second = CalibrationStore(KEY), CalibrationStore(KEY)
     for rows, store in enumerate((first, second), start=1):
-        store.add_pass(rows, 1, 0.001)
+        store.add_pass(rows, 1, [0.001])
         store.save()
     assert {*stored(folder)["passes"]} == {1, 2}
 
 
-def test_merged_measurements_keep_the_fastest_and_the_most_timings(folder: Path) -> None:
+def test_of_two_measurements_the_one_with_more_timings_is_kept(folder: Path) -> None:
+    """Merging a file with itself changes nothing, because processes share timings."""
     one, other = CalibrationStore(KEY), CalibrationStore(KEY)
-    one.add_pass(1, 1, 3.0)
-    for seconds in (2.0, 4.0):
-        other.add_pass(1, 1, seconds)
-    one.add_draft("a", 1, [0.1, 0.5, 9.0])
-    other.add_draft("a", 1, [0.2, 0.2, 8.0])
-    one.merge(vars(other))
-    assert one.passes == {1: {1: 2.0}} and one.rough["pass 1 1"] == 2
-    assert one.drafts == {"a": {1: [0.1, 0.5, 8.0]}}  # the faster draft of four tokens, and the faster prefill
+    one.add_pass(1, 1, [3.0])
+    one.add_pass(1, 2, [5.0] * 3)
+    other.add_pass(1, 1, [2.0, 8.0])
+    other.add_pass(1, 2, [6.0])
+    one.add_draft("a", 1, 0.1, 0.5, 9.0)
+    for costs in ((0.2, 0.2, 8.0), (0.4, 0.4, 4.0)):
+        other.add_draft("a", 1, *costs)
+    for _ in range(2):
+        one.merge(vars(other))
+        assert one.passes[1][1] == other.passes[1][1] and one.passes[1][1].cost == pytest.approx(4.0)
+        assert one.passes[1][2].cost == pytest.approx(5.0)
+        assert one.drafts["a"][1] == pytest.approx((0.3, 0.3, 6.0, 2))
 
 
-def test_a_cost_is_rough_until_a_timing_confirms_it(folder: Path) -> None:
-    found = CalibrationStore(KEY)
-    for seconds, rough in ((1.0, True), (2.0, True), (2.0, True), (1.05, False)):
-        found.add_pass(1, 1, seconds)
-        assert ("pass 1 1" in found.rough) == rough
-        found.save()
-        assert stored(folder)["rough"] == found.rough
-    unsteady = CalibrationStore({"target": "another"})
-    for i in range(ENOUGH_TIMINGS):  # other programs are always running
-        assert unsteady.rough.get("pass 1 1", 0) == i
-        unsteady.add_pass(1, 1, 2.0**-i)
-    assert unsteady.rough == {}
+@pytest.mark.parametrize("seed", range(3))
+def test_timings_have_the_mean_and_deviation_of_their_logarithms(folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    seconds = [rng.lognormvariate(-6.0, 0.5) for _ in range(7)]
+    store = CalibrationStore(KEY)
+    store.add_pass(1, 1, seconds[:3])
+    store.add_pass(1, 1, seconds[3:])
+    logs = [math.log(each) for each in seconds]
+    expected = math.exp(statistics.mean(logs)), 7, 6 * statistics.variance(logs)
+    assert store.passes[1][1] == pytest.approx(expected)
+    store.save()
+    assert stored(folder)["passes"] == store.passes
 
 
 def test_discarding_also_discards_what_other_processes_stored(folder: Path) -> None:
     store, other = CalibrationStore(KEY), CalibrationStore(KEY)
-    other.add_pass(8, 1, 1.0)
+    other.add_pass(8, 1, [1.0])
     other.save()
     store.clear()
-    store.add_pass(1, 1, 1.0)
+    store.add_pass(1, 1, [1.0])
     store.save()
-    assert stored(folder)["passes"] == {1: {1: 1.0}}
+    assert stored(folder)["passes"] == {1: {1: Timing(1.0, 1)}}
 
 
 EMPTY: dict[str, Any] = {
-    "format": 2, "passes": {}, "drafts": {}, "same_bits": {}, "capacity_borders": [], "source_borders": [], "rough": {}
+    "format": 2, "passes": {}, "drafts": {}, "same_bits": {}, "capacity_borders": [], "source_borders": []
 }  # fmt: skip
-INVALID = [{"format": 1}, {"passes": 3}, {"passes": {"1": {"1": -1}}}, {"drafts": {"a": {"1": [1]}}}, {"rough": [1]}]
+INVALID = [{"format": 1}, {"passes": 3}, {"passes": {"1": {"1": -1}}}, {"drafts": {"a": {"1": [1]}}}]
+INVALID += [{"passes": {"1": {"1": timing}}} for timing in ([1.0, 0, 0.0], [1.0, 2.5, 0.0], [1.0, 2, -1.0], [1.0, 2])]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "\udcff", "{}", *(json.dumps(EMPTY | each) for each in INVALID)])
@@ -179,10 +188,10 @@ def test_a_file_that_cannot_be_replaced_gives_one_note(folder: Path) -> None:
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         for width in (1, 2):
-            store.add_pass(1, width, 0.001)
+            store.add_pass(1, width, [0.001])
             store.save()
     assert sum("calibration: cannot be stored ([Errno 21] Is a directory" in str(each.message) for each in noted) == 1
-    assert store.passes == {1: dict.fromkeys((1, 2), 0.001)}
+    assert store.passes == {1: dict.fromkeys((1, 2), Timing(0.001, 1))}
 
 
 @pytest.mark.filterwarnings("ignore:calibration. cannot be stored .*not a private folder")
@@ -193,13 +202,16 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, folder: Path
     assert not any(folder.iterdir())
 
 
-def test_a_named_file_replaces_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("observed", [False, True])
+def test_a_named_file_replaces_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, observed: bool) -> None:
     path = tmp_path / "curve.json"
     path.write_text(json.dumps(EMPTY | {"passes": {"1": {"1": 0.5, "4": 1.0}}}))
     monkeypatch.setenv(CALIBRATION_VARIABLE, str(path))
     probe = FakeProbe()
     calibration = calibrated(probe, "a head")
     for rows in (1, 8):
+        for _ in range(100 * observed):
+            calibration.observe(rows, 4, 3, 9.0)
         assert calibration.costs(rows).passes == {1: 0.5, 4: 1.0} == calibration.costs(rows, exact=True).passes
     calibration.refine(1)
     calibration.forget()
