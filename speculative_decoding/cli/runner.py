@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..decoding.prompt import encode_prompt
 from ..decoding.results import GenerationResult, GenerationStats
 from ..draft_length.store import COMPARISON
-from ..drafters.base import MEMORY, TEXT
+from ..drafters.base import MEMORY, MODEL, TEXT
 from ..engine import Event
 from ..errors import shown
 from ..loading.tokenizer import unknown_characters
@@ -246,6 +246,9 @@ def summary_notes(stats: GenerationStats, options: GenerationOptions, num_texts:
         if len(drafted) > 1 or {TEXT, MEMORY} & drafted.keys():
             note += ": " + ", ".join(f"{kind} {accepted[kind]} of {drafted[kind]}" for kind in drafted)
         notes.append(note)
+    if stats.declined_by_kind[MODEL] > (tried := stats.drafted_by_kind[MODEL]):
+        result = f"dropped after {tried} draft tokens" if tried else "not used"
+        notes.append(f"the draft model was {result}, because no draft length promised a speedup")
     if num_cut:
         which = f": {num_cut} of {num_texts} texts" if num_texts > 1 else f" {options.max_tokens}"
         notes.append(f"stopped at --max-tokens{which}")

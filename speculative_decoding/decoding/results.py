@@ -67,6 +67,7 @@ class GenerationStats:
     accepted_histogram: Counter[int] = field(default_factory=Counter)  # counts rounds by number of accepted tokens
     drafted_by_kind: Counter[str] = field(default_factory=Counter)  # by `Round.kind`
     accepted_by_kind: Counter[str] = field(default_factory=Counter)
+    declined_by_kind: Counter[str] = field(default_factory=Counter)  # drafts for which `DraftLength` chose no tokens
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
     draft_seconds: float | None = None  # part of decode_seconds; None unless timed

@@ -149,6 +149,8 @@ def choose_draft_lengths(batch: Batch) -> tuple[dict[RequestView, int], dict[Req
         for request, kind, limit, length in zip(requests, next_kinds, limits, lengths, strict=True):
             if (length := min(length, limit, longest_draft)) > 0:
                 max_lengths[request], kinds[request] = length, kind
+            elif limit > 0:
+                request.stats.declined_by_kind[kind] += 1
     return max_lengths, kinds
 
 

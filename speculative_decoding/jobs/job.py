@@ -190,6 +190,7 @@ def parse_result(fields: Mapping[str, Any]) -> GenerationResult:
     """Create a `GenerationResult` from its fields."""
     stats = GenerationStats(**fields["stats"])
     stats.accepted_histogram = Counter({int(length): count for length, count in stats.accepted_histogram.items()})
-    stats.drafted_by_kind, stats.accepted_by_kind = Counter(stats.drafted_by_kind), Counter(stats.accepted_by_kind)
+    for name in ("drafted_by_kind", "accepted_by_kind", "declined_by_kind"):
+        setattr(stats, name, Counter(getattr(stats, name)))
     sequences = tuple(parse_result(each) for each in fields["sequences"])
     return GenerationResult(**{**fields, "stats": stats, "sequences": sequences})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from speculative_decoding.draft_length.base import FixedLength
+from speculative_decoding.drafters.base import MODEL as DRAFT_MODEL
 from speculative_decoding.drafters.base import RequestView
 from speculative_decoding.models.source import AudioFrames
 from speculative_decoding.sampling import GenerationOptions
@@ -155,3 +158,47 @@ def test_endless_punctuation_makes_the_text_longer() -> None:
     growing, _ = growing_and_given()
     growing.update([*WRITTEN[:4], *[DASH] * 50])
     assert 2 + 50 - 10 < len(growing.words.ids) < 2 + 50
+
+
+class WithoutModel(FixedLength):
+    """Declines every draft of a draft model."""
+
+    def choose(self, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
+        found = super().choose(kinds, limits)
+        return [0 if kind == DRAFT_MODEL else length for kind, length in zip(kinds, found, strict=True)]
+
+
+@pytest.mark.parametrize("has_own_vocabulary", [False, True])
+def test_a_draft_model_encodes_no_window_that_it_does_not_draft(
+    has_own_vocabulary: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for recordings, one by one or together, nor for the windows of one recording, nor for live speech."""
+    draft = other_model(num_mel_bins=8)
+    own = session(draft)
+    if not has_own_vocabulary:
+        draft = tiny_whisper(seed=5, num_mel_bins=8)
+        draft.audio = replace(MODEL.audio, num_mel_bins=8)  # type: ignore[type-var]
+        own = Session(MODEL, Letters(), draft)
+    encoded: list[object] = []
+    encode = type(MODEL).encode_window
+
+    def noted(self: Any, frames: mx.array) -> mx.array:
+        encoded.append(self)
+        return encode(self, frames)
+
+    monkeypatch.setattr(type(MODEL), "encode_window", noted)
+    recordings = [noise(0, 1.3), noise(1, 0.6), noise(2, 0.9)]
+    for length, is_encoded in ((WithoutModel(3), False), (FixedLength(3), True)):
+        options: dict[str, Any] = {**GREEDY, "language": "en", "num_draft_tokens": length}
+        every: list[Iterable[Any]] = [
+            own.transcribe_batch(recordings, slots=2, **options),
+            own.transcribe_stream(recordings[0], **options),
+            own.transcribe_chunks(recordings[0], slots=2, **options),
+            own.transcribe_live(recordings[:2], language="en", num_draft_tokens=length, reads_ahead=False),
+        ]
+        for events in every:  # nothing is decoded before the first `next`
+            encoded.clear()
+            declined = [event.result.stats.declined_by_kind for event in events if getattr(event, "result", None)]
+            assert any(each is MODEL for each in encoded)
+            assert any(each is draft for each in encoded) == is_encoded
+            assert all(bool(each[DRAFT_MODEL]) != is_encoded for each in declined)

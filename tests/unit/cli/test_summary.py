@@ -34,6 +34,30 @@ def of_kinds(**counts: tuple[int, int]) -> GenerationStats:
             0,
             ["accepted 20 of 40 draft tokens (50.0%): copy 0 of 2, model 15 of 28, memory 5 of 10"],
         ),
+        (
+            replace(STATS, declined_by_kind=Counter(model=2)),
+            {},
+            1,
+            0,
+            ["the draft model was not used, because no draft length promised a speedup"],
+        ),
+        (
+            replace(of_kinds(copy=(19, 36), model=(1, 4)), declined_by_kind=Counter(model=5, copy=3)),
+            {},
+            1,
+            0,
+            [
+                "accepted 20 of 40 draft tokens (50.0%): copy 19 of 36, model 1 of 4",
+                "the draft model was dropped after 4 draft tokens, because no draft length promised a speedup",
+            ],
+        ),
+        (
+            replace(of_kinds(model=(20, 40)), declined_by_kind=Counter(model=5)),
+            {},
+            1,
+            0,
+            ["accepted 20 of 40 draft tokens (50.0%)"],
+        ),
         (STATS, {"max_tokens": 3}, 1, 1, ["stopped at --max-tokens 3"]),
         (STATS, {}, 4, 2, ["stopped at --max-tokens: 2 of 4 texts"]),
         (
