@@ -1,6 +1,7 @@
-"""`python -m benchmarks.serve`: compares many clients of a server with a single client and with a `batch` job.
+"""`python -m benchmarks.serve`: compares many clients of a server with one client and a job, with and without drafts.
 
-Requests are bundled prompts with mixed options. Every text must equal the output of `batch` for the same prompt.
+Requests are bundled prompts, by default with mixed options. Every text must equal the output of `batch` for the same
+prompt.
 """
 
 from __future__ import annotations
@@ -36,24 +37,30 @@ MIXED: Sequence[dict[str, Any]] = (
     {"num_draft_tokens": 5},
 )
 
+BASELINE = ("--drafter", "none")
+OF_DRAFTS = ("acceptance", "num_draft_tokens")  # options that have no effect without drafts
 
-def requests_of(count: int) -> list[dict[str, Any]]:
+
+def requests_of(count: int, options: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return prompts taken from all files in turn, each combined with one of the option sets."""
     files = map(read_prompts, bundled_prompts())
     prompts = [prompt for row in zip(*files, strict=False) for prompt in row][:count]
     if len(prompts) < count:
         raise InputError(f"--prompts: too many (got {count}, at most {len(prompts)})")
-    return [{"prompt": prompt, **MIXED[number % len(MIXED)]} for number, prompt in enumerate(prompts)]
+    return [{"prompt": prompt, **options[number % len(options)]} for number, prompt in enumerate(prompts)]
 
 
-def job(requests: Sequence[dict[str, Any]], slots: int, folder: Path) -> tuple[list[str], float, int]:
-    """Decode requests with `batch`. Returns the texts, the seconds without loading, and the number of tokens."""
+def job(requests: Sequence[dict[str, Any]], slots: int, folder: Path, *flags: str) -> tuple[list[str], float, int]:
+    """Decode requests with `batch`. Returns the texts, the seconds without loading, and the number of tokens.
+
+    flags: Further flags of the command.
+    """
     rows = folder / "in.jsonl"
     out = folder / "out.jsonl"
     stats = folder / "stats.json"
     rows.write_text("".join(json.dumps(each) + "\n" for each in requests), encoding="utf-8")
     command = [sys.executable, "-m", "speculative_decoding", "batch", str(rows), "--output", str(out), "--force"]
-    command += ["--slots", str(slots), "--stats-json", str(stats)]
+    command += ["--slots", str(slots), "--stats-json", str(stats), *flags]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     found = json.loads(stats.read_text(encoding="utf-8"))
     texts = [json.loads(line)["text"] for line in out.read_text(encoding="utf-8").splitlines()]
@@ -76,19 +83,28 @@ def ask(url: str, requests: Sequence[dict[str, Any]], clients: int) -> tuple[lis
 
 def measure(chosen: argparse.Namespace) -> int:
     """Measure and print the speeds. Returns the exit status, which is 1 if a text differs from that of `batch`."""
-    requests = requests_of(chosen.prompts)
+    requests = requests_of(chosen.prompts, [{}] if chosen.same_options else MIXED)
     others = used_by_others()
     where = environment()
     clients = chosen.clients
     speeds: dict[str, list[float]] = {}
     wrong = 0
-    with tempfile.TemporaryDirectory() as name, server_process("--slots", str(clients)) as server:
+    slots = "--slots", str(clients)
+    with (
+        tempfile.TemporaryDirectory() as name,
+        server_process(*slots) as server,
+        server_process(*slots, *BASELINE) as baseline,
+    ):
         folder = Path(name)
         expected = job(requests, 1, folder)[0]
+        plain = [{key: each[key] for key in each if key not in OF_DRAFTS} for each in requests]
         modes: dict[str, Callable[[], tuple[list[str], float, int]]] = {
             f"{clients} clients": lambda: ask(server.url, requests, clients),
+            f"{clients} clients, without drafts": lambda: ask(baseline.url, plain, clients),
             "1 client": lambda: ask(server.url, requests, 1),
+            "1 client, without drafts": lambda: ask(baseline.url, plain, 1),
             f"batch --slots {clients}": lambda: job(requests, clients, folder),
+            f"batch --slots {clients}, without drafts": lambda: job(plain, clients, folder, *BASELINE),
         }
         for repeat in range(-1, chosen.repeats):
             say("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {chosen.repeats}")
@@ -118,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("--repeats", 5, "measured repeats"),
     ):
         parser.add_argument(name, type=argument_type(Int(1)), default=default, metavar="N", help=description)
+    parser.add_argument("--same-options", action="store_true", help="default options for all requests")
     chosen = parser.parse_args(argv)
     return run("benchmark", lambda: measure(chosen))
 

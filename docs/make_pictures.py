@@ -1,7 +1,7 @@
 """Draw the pictures of docs/: `python docs/make_pictures.py NAME ...`.
 
-measure     measure docs/pictures/speed.json again, in some minutes on a quiet machine; then update README.md's table
-speed       bars of docs/pictures/speed.json
+speed       bars of docs/pictures/speed.json, which contains the figures of README.md's table (--json); also prints the
+            rows of this table and of the same table in docs/benchmarks.md
 show-draft  main.py in a terminal, in colors
 server      the server's page after a request (needs chromium)
 training    the curves of a training run of twelve minutes (needs matplotlib)
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -23,7 +22,6 @@ import time
 from base64 import b64decode
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import date
 from io import StringIO
 from itertools import count
 from pathlib import Path
@@ -62,57 +60,67 @@ BARS = """\
 <svg xmlns="http://www.w3.org/2000/svg" width="640" viewBox="0 0 400 {height}" font-family="sans-serif" font-size="14">
 <style>
 .page {{ fill: #ffffff }} text {{ fill: #1f2328 }} .baseline {{ fill: #9aa4b0 }} .drafts {{ fill: #2a7de1 }}
+.other {{ fill: #d4a72c }}
 @media (prefers-color-scheme: dark) {{
   .page {{ fill: #0d1117 }} text {{ fill: #e6edf3 }} .baseline {{ fill: #6e7681 }}
 }}
 </style>
 <rect class="page" width="400" height="{height}" rx="8"/>
 <text x="12" y="25" font-size="16" font-weight="bold">Tokens per second, for the same text</text>
-<rect class="baseline" x="12" y="37" width="12" height="12"/><text x="30" y="48">baseline</text>
-<rect class="drafts" x="112" y="37" width="12" height="12"/><text x="130" y="48">with the default drafts</text>
+<rect class="baseline" x="12" y="37" width="12" height="12"/><text x="28" y="48">baseline</text>
+<rect class="drafts" x="98" y="37" width="12" height="12"/><text x="114" y="48">with drafts</text>
+<rect class="other" x="202" y="37" width="12" height="12"/><text x="218" y="48">CTranslate2, float32</text>
 {bars}
 <text x="12" y="{caption}" font-size="12">{what}</text>
 </svg>
 """
 
-
-def measure() -> None:
-    """The baseline and the default settings, with the bundled models."""
-    options = ["--limit", "15", "--drafter", "auto", "--num-draft", "auto", "--json", "-"]
-    command = [sys.executable, "-m", "benchmarks", *options]
-    text = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8", cwd=ROOT).stdout
-    rows = json.loads(text)["rows"]
-    baseline, drafts = ([row for row in rows if row["label"] == label] for label in ("baseline", "auto auto"))
-    cores = len(os.sched_getaffinity(0))
-    recorded = {
-        "what": f"15 prompts per task, float32, {cores} {platform.machine()} cores, {date.today()}",
-        "tasks": [row["task"] for row in baseline],
-        "baseline_ms_per_token": [row["ms_per_token"][1] for row in baseline],
-        "drafts_ms_per_token": [row["ms_per_token"][1] for row in drafts],
-        "speedup": [row["speedup"] for row in drafts],
-    }
-    (PICTURES / "speed.json").write_text(json.dumps(recorded, indent=2) + "\n")
+DRAFTS = "auto auto"
+SPEEDS = {  # label in speed.json -> name in tables
+    "baseline": "baseline",
+    DRAFTS: "with drafts",
+    "ct2 float32": "CTranslate2, float32",
+    "ct2 int8": "CTranslate2, int8",
+}
+BARS_OF = {"baseline": "baseline", DRAFTS: "drafts", "ct2 float32": "other"}  # label -> class of its bars
 
 
 def speed() -> None:
-    recorded = json.loads((PICTURES / "speed.json").read_text())
-    baseline, drafts = recorded["baseline_ms_per_token"], recorded["drafts_ms_per_token"]
+    figures = json.loads((PICTURES / "speed.json").read_text())
+    rows = {(row["slots"], row["task"], row["label"]): row for row in figures["rows"]}
+    for form in ("{0:.0f}", "{1:.2f}"):  # tokens per second, milliseconds per token
+        for label, name in SPEEDS.items():
+            found = [row for (_, _, own), row in rows.items() if own == label]
+            cells = [form.format(*speeds(row)) + gain(row) for row in sorted(found, key=lambda row: int(row["slots"]))]
+            print(f"| {name} | {' | '.join(cells)} |")
+
+    tasks = list(dict.fromkeys(task for _, task, _ in rows))
+    fastest = max(speeds(rows[1, task, label])[0] for task in tasks for label in BARS_OF)
     bars = []
-    for row, (task, slow, fast, gain) in enumerate(
-        zip(recorded["tasks"], baseline, drafts, recorded["speedup"], strict=True)
-    ):
-        top = 62 + 52 * row
-        bars.append(f'<text x="12" y="{top + 26}">{task}</text>')
-        for kind, y, milliseconds, note in (
-            ("baseline", top, slow, ""),
-            ("drafts", top + 21, fast, f" ({gain:.2f}x)"),
-        ):
-            width = 190 * min(drafts) / milliseconds
-            bars.append(f'<rect class="{kind}" x="92" y="{y}" width="{width:.0f}" height="19"/>')
-            bars.append(f'<text x="{98 + width:.0f}" y="{y + 15}">{1e3 / milliseconds:.0f}{note}</text>')
-    bottom = 62 + 52 * len(recorded["tasks"])
-    text = BARS.format(height=bottom + 30, bars="\n".join(bars), caption=bottom + 16, what=recorded["what"])
+    top = 62
+    for task in tasks:
+        bars.append(f'<text x="12" y="{top + 15}">{task}</text>')
+        for label, kind in BARS_OF.items():
+            row = rows[1, task, label]
+            width = 190 * speeds(row)[0] / fastest
+            bars.append(f'<rect class="{kind}" x="92" y="{top}" width="{width:.0f}" height="19"/>')
+            bars.append(f'<text x="{98 + width:.0f}" y="{top + 15}">{speeds(row)[0]:.0f}{gain(row)}</text>')
+            top += 21
+        top += 10
+    where = figures["environment"]
+    what = f"float32, {where['cores']} {where['system'].split()[-1]} cores, {where['date'][:10]}"
+    text = BARS.format(height=top + 28, bars="\n".join(bars), caption=top + 14, what=what)
     (PICTURES / "speed.svg").write_text(text)
+
+
+def speeds(row: dict[str, Any]) -> tuple[float, float]:
+    """Return tokens per second and milliseconds per token."""
+    milliseconds = row["ms_per_token"][1]
+    return 1e3 / milliseconds, milliseconds
+
+
+def gain(row: dict[str, Any]) -> str:
+    return f" ({row['speedup']:.2f}x)" if row["label"] == DRAFTS else ""
 
 
 def show_draft() -> None:
@@ -222,7 +230,6 @@ def training() -> None:
 
 
 MAKERS = {
-    "measure": measure,
     "speed": speed,
     "show-draft": show_draft,
     "server": server,
