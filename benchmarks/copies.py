@@ -17,7 +17,7 @@ from speculative_decoding import load
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.parser import Parser
 from speculative_decoding.drafters import NgramDrafter, TextStore
-from speculative_decoding.drafters.model import num_shared
+from speculative_decoding.drafters.base import num_shared
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.session import Session
 

@@ -32,9 +32,8 @@ from speculative_decoding.cli.parser import Parser
 from speculative_decoding.decoding.prompt import draft_text_of
 from speculative_decoding.draft_length.adaptive import LONGEST, LONGEST_COPY
 from speculative_decoding.drafters import AutoDrafter, Draft, DraftHead, NgramDrafter, RequestView
-from speculative_decoding.drafters.base import COPY, MODEL
+from speculative_decoding.drafters.base import COPY, MODEL, num_shared
 from speculative_decoding.drafters.draft_text import DraftText
-from speculative_decoding.drafters.model import num_shared
 from speculative_decoding.errors import InputError, writing
 from speculative_decoding.runs.places import atomic_write, require_writable
 

@@ -13,8 +13,7 @@ from speculative_decoding import Session
 from speculative_decoding.cli.common import say
 from speculative_decoding.decoding.prompt import encode_output
 from speculative_decoding.decoding.results import GenerationResult, GenerationStats, Round
-from speculative_decoding.drafters.base import TEXT
-from speculative_decoding.drafters.model import num_shared
+from speculative_decoding.drafters.base import TEXT, num_shared
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.draft_head import DraftHead
 

@@ -27,15 +27,17 @@ class AcceptanceResult(NamedTuple):
     """The decision of a rule; lazy.
 
     Args:
-        accepted: (B,), the number of accepted draft tokens.
-        next_token: (B,), the token that follows them.
+        accepted: (B,), the number of accepted draft tokens; None if the host accepts them for as long as they equal
+            `next_token`, which costs no operation of the device.
+        next_token: (B,), the token that follows them; if `accepted` is None: (B, K + 1), the target's token at each
+            position.
         total_variation: (B, K), for each draft token the total variation distance between the target's distribution and
             the one that the rule applied in its place, given the tokens before it; None for a lossless rule.
         processed_logits: (B, K + 1, V), the logits after penalties and constraints; None if the rule did not compute
             them.
     """
 
-    accepted: mx.array
+    accepted: mx.array | None
     next_token: mx.array
     total_variation: mx.array | None = None
     processed_logits: mx.array | None = None
@@ -159,11 +161,9 @@ class Greedy(AcceptanceRule):
         options = [request.options for request in requests]
         values = self.argmax_values(logits, options, token_history(requests, draft.tokens))
         best = mx.argmax(values, axis=-1)
-        if not draft.num_tokens:
-            return AcceptanceResult(*longest_prefix(draft, best, best), processed_logits=values)
+        if not draft.num_tokens or (isinstance(self.delta, float) and self.delta == 0):
+            return AcceptanceResult(None, best, processed_logits=values)
         is_best = draft.tokens == best[:, : draft.num_tokens]
-        if isinstance(self.delta, float) and self.delta == 0:
-            return AcceptanceResult(*longest_prefix(draft, is_best, best), processed_logits=values)
         drafted = values[:, : draft.num_tokens].astype(mx.float32)
         chosen = mx.take_along_axis(drafted, draft.tokens[..., None], axis=-1)[..., 0]
         keep = (mx.exp(chosen - drafted.max(axis=-1)) >= 1 - self.delta) & (is_best | (mx.array(self.delta) > 0))
@@ -216,8 +216,6 @@ def drafted_probs(draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.ar
 
 def longest_prefix(draft: Draft, keep: mx.array, best: mx.array) -> tuple[mx.array, mx.array]:
     """Accept the draft tokens before the first False in `keep` (B, K). The next token is `best` (B, K + 1) there."""
-    if not draft.num_tokens:
-        return mx.zeros(best.shape[0], mx.int32), best[:, 0]
     accepted = mx.cumprod(within(keep.astype(mx.int32), draft), axis=1).sum(axis=1)
     return accepted, mx.take_along_axis(best, accepted[:, None], axis=1)[:, 0]
 

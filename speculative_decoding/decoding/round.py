@@ -33,7 +33,7 @@ import numpy as np
 
 from ..draft_length.base import DraftLength
 from ..draft_length.passes import UNPADDED, PassWidths
-from ..drafters.base import BatchDrafter, Draft, RequestView, token_history
+from ..drafters.base import BatchDrafter, Draft, RequestView, num_shared, token_history
 from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
 from ..sampling import leaves_logits_unchanged, processed_logits, token_logprobs
@@ -186,19 +186,18 @@ class Verification(NamedTuple):
     `commit` reads it row by row, with numbers in place of the arrays.
 
     Args:
-        accepted: (R,), the number of accepted draft tokens.
-        next_token: (R,), the token that follows them.
+        accepted, next_token: See `AcceptanceResult`.
         largest_logits: (R, K + 1), the largest logit at each position, or NaN if any logit there is NaN. If one of them
             is not finite, the row's decision is invalid.
         total_variation: (R, K), the error of a lossy rule in deciding each draft token, accepted or replaced, and 0
             after the end of a row's draft; None for a lossless rule.
-        logprobs: (R, K + 1), log-probabilities of the draft tokens and, in the last column, of the next token; None if
-            not requested.
+        logprobs: (R, K + 1), log-probabilities of the draft tokens and, in the last column, of the next token. If
+            `accepted` is None: of the target's token at each position. None if not requested.
         processed_logits: (R, K + 1, V) float32, the logits after penalties and constraints; None unless a request has
             an observer.
     """
 
-    accepted: mx.array
+    accepted: mx.array | None
     next_token: mx.array
     largest_logits: mx.array
     total_variation: mx.array | None
@@ -248,7 +247,9 @@ def verify_rows(rows: Sequence[Request], draft: Draft, logits: mx.array) -> Veri
 
 
 def logprobs_of(draft: Draft, result: AcceptanceResult, logits: mx.array) -> mx.array:
-    """(R, K + 1): the log-probabilities of the draft tokens and, last, of the next token."""
+    """Return `Verification.logprobs`."""
+    if result.accepted is None:
+        return token_logprobs(logits, result.next_token)
     next_logits = mx.take_along_axis(logits, result.accepted[:, None, None], axis=1)  # (R, 1, V)
     following = token_logprobs(next_logits, result.next_token[:, None])
     if not draft.num_tokens:
@@ -299,6 +300,10 @@ def commit_row(request: Request, round: Round, row: Any) -> None:
 
     row: the row's `Verification`, as `on_host` returns it.
     """
+    if row.accepted is None:
+        accepted = num_shared(round.proposed, row.next_token)
+        logprobs = None if row.logprobs is None else row.logprobs[: accepted + 1]
+        row = row._replace(accepted=accepted, next_token=row.next_token[accepted], logprobs=logprobs)
     accepted = row.accepted
     tokens = request.commit([*round.proposed[:accepted], row.next_token])  # drops tokens after the end of the output
     count = len(tokens)
@@ -352,7 +357,7 @@ def start_next_baseline_pass(batch: Batch, draft: Draft, verified: Sequence[Veri
     mx.async_eval(verified)  # type: ignore[no-untyped-call]
     ((_, verification),) = verified  # a single rule, because all requests are greedy
     rewind(batch, ahead=1)  # keep the token that this round's pass reads, and drop any padding
-    logits = batch.model.decode(target_inputs(batch, draft, verification.next_token[:, None]), batch.cache)
+    logits = batch.model.decode(target_inputs(batch, draft, verification.next_token), batch.cache)
     (next_verified,) = verify(batch, draft, logits)  # before this round's tokens are committed; see below
     mx.async_eval(next_verified)  # type: ignore[no-untyped-call]
     batch.started_pass = [*batch.slots], next_verified

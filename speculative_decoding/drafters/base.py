@@ -251,6 +251,12 @@ def makes_drafters(value: object) -> bool:
     return isinstance(value, type) if is_drafter(value) else callable(value) and not isinstance(value, type)
 
 
+def num_shared(held: Sequence[int], tokens: Sequence[int]) -> int:
+    """Return the length of the common prefix."""
+    shortest = min(len(held), len(tokens))
+    return next((i for i in range(shortest) if held[i] != tokens[i]), shortest)
+
+
 def renumbered(by_slot: Mapping[int, Value], slots: Sequence[int]) -> dict[int, Value]:
     """Return the values keyed by their slots after `BatchDrafter.select`: new slot i is old slot `slots[i]`."""
     return {i: by_slot[slot] for i, slot in enumerate(slots) if slot in by_slot}

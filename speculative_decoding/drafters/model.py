@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from ..models.cache import DecoderCache
 from ..models.source import Source, token_ids
-from .base import MODEL, BatchDrafter, Draft, RequestView, renumbered
+from .base import MODEL, BatchDrafter, Draft, RequestView, num_shared, renumbered
 from .draft_model import DraftModel
 from .draft_sampler import DraftSampler, OutputHead
 
@@ -130,12 +130,6 @@ class BatchModelDrafter(BatchDrafter):
             return states
         last = mx.array([len(ids) - 1 for ids in missing])
         return mx.take_along_axis(states, last[:, None, None], axis=1)
-
-
-def num_shared(held: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
-    shortest = min(len(held), len(tokens))
-    return next((i for i in range(shortest) if held[i] != tokens[i]), shortest)
 
 
 def build(ngram: object, model: BatchDrafter | None, vocab_size: int) -> BatchDrafter:

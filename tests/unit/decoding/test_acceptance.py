@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from speculative_decoding.decoding.acceptance import (
     RULES,
+    AcceptanceResult,
     AcceptanceRule,
     Block,
     Coupled,
@@ -28,6 +29,7 @@ from speculative_decoding.decoding.results import Round
 from speculative_decoding.decoding.round import Batch, commit, verify
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import Draft, NoDrafter, RequestView
+from speculative_decoding.drafters.base import num_shared
 from speculative_decoding.sampling import ACCEPTANCE, GenerationOptions, History, Purpose, perturbed_logprobs
 from speculative_decoding.sampling.random import random_keys
 from tests.support.tiny import NoText
@@ -360,10 +362,19 @@ def test_lenience_accepts_tokens_down_to_a_share_of_the_maximum() -> None:
     probs = mx.array([[[0.5, 0.3, 0.2]] * 2])
     for delta, kept in ((0.0, 0), (0.39, 0), (0.41, 1), (1.0, 1)):
         assert Greedy(delta)(draft, probs)[0].tolist() == [[1 - kept, kept]]
-        assert Greedy(delta).decide(draft, mx.log(probs), [row_of()]).accepted.tolist() == [kept]
+        assert on_host(draft, Greedy(delta).decide(draft, mx.log(probs), [row_of()])) == [(kept, 0)]
 
 
 RAGGED = [None, [0, 1, 2, 3, 4, 4]]
+
+
+def on_host(draft: Draft, result: AcceptanceResult) -> list[tuple[int, int]]:
+    """Return each row's number of accepted tokens, and its next token."""
+    next_tokens: Any = result.next_token.tolist()
+    if result.accepted is not None:
+        return [*zip(result.accepted.tolist(), next_tokens, strict=True)]  # type: ignore[arg-type]
+    accepted = [num_shared(*row) for row in zip(draft.to_lists(), next_tokens, strict=True)]
+    return [(count, row[count]) for count, row in zip(accepted, next_tokens, strict=True)]
 
 
 @pytest.mark.usefixtures("device")
@@ -376,10 +387,9 @@ def test_greedy_fast_path_equals_the_rule(delta: float | mx.array, lengths: list
     draft = Draft(tokens, None, lengths)
     rule = Greedy(delta)
     stop, _ = rule(draft, mx.softmax(logits, axis=-1))
-    verdict = rule.decide(draft, logits, [row_of()] * 6)
-    assert verdict.accepted.tolist() == mx.argmax(stop, axis=1).tolist()
     best = mx.argmax(logits, axis=-1)
-    assert verdict.next_token.tolist() == [best[i, n].item() for i, n in enumerate(verdict.accepted.tolist())]
+    expected = [(count, best[i, count].item()) for i, count in enumerate(np.argmax(np.array(stop), axis=1).tolist())]
+    assert on_host(draft, rule.decide(draft, logits, [row_of()] * 6)) == expected
 
 
 @pytest.mark.usefixtures("device")
@@ -393,9 +403,9 @@ def test_coupled_fast_path_equals_the_rule(lengths: list[int] | None) -> None:
     draft = Draft(mx.where(wrong_at, (best[:, :4] + 1) % 8, best[:, :4]), None, lengths)
     stop, _ = Coupled()(draft, mx.broadcast_to((mx.arange(8) == best[..., None]).astype(mx.float32), (6, 5, 8)))
     verdict = Coupled().decide(draft, mx.broadcast_to(logits, (6, 5, 8)), [row] * 6)
-    accepted = verdict.accepted.tolist()
-    assert stop.tolist() == [[float(t == count) for t in range(5)] for count in accepted]
-    assert verdict.next_token.tolist() == best[0][verdict.accepted].tolist()
+    expected = [(count, best[0, count].item()) for count in np.argmax(np.array(stop), axis=1).tolist()]
+    assert on_host(draft, verdict) == expected
+    assert stop.tolist() == [[float(t == count) for t in range(5)] for count, _ in expected]
 
 
 @pytest.mark.usefixtures("device")
