@@ -215,14 +215,13 @@ class Stack(nn.Module):
     def decode(
         self,
         embedded: mx.array,
-        offsets: mx.array,
+        positions: mx.array,
         position_table: mx.array,
         source_mask: mx.array,
         layers: Sequence[CrossAttentionCache],
     ) -> list[mx.array]:
         """Embeddings (B, L, d) -> the hidden states after each layer; see `EncoderDecoder.decoder_hidden`."""
         batch, length = embedded.shape[:2]
-        positions = offsets[:, None] + mx.arange(length)
         x = self.inputs(embedded, position_table, positions)
         heads = layers[0].cross_keys.shape[1]
         mask = repeat_for_heads(causal_mask(positions, layers[0].num_keys(length), x.dtype), heads)
@@ -298,12 +297,12 @@ class BART(EncoderDecoder):
     def decoder_hidden(
         self,
         tokens: mx.array,
-        offsets: mx.array,
+        positions: mx.array,
         position_table: mx.array,
         source_mask: mx.array,
         layers: Sequence[CrossAttentionCache],
     ) -> list[mx.array]:
-        return self.decoder.decode(self.embed(tokens), offsets, position_table, source_mask, layers)
+        return self.decoder.decode(self.embed(tokens), positions, position_table, source_mask, layers)
 
     def final_states(self, hidden: mx.array) -> mx.array:
         return self.decoder.outputs(hidden)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 
 from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, part_name
@@ -88,11 +89,20 @@ class EncoderDecoder(nn.Module):
         """
         return None
 
+    def positions(self, offsets: Sequence[int], length: int, capacity: int) -> mx.array:
+        """Return the positions of `length` tokens after each row's offset, as `decoder_hidden` reads them: (B, L) here.
+
+        They are computed on the host, which saves a device an operation per pass.
+
+        capacity: The number of keys.
+        """
+        return mx.array(np.add.outer(np.array(offsets, np.int32), np.arange(length, dtype=np.int32)))
+
     @abstractmethod
     def decoder_hidden(
         self,
         tokens: mx.array,
-        offsets: mx.array,
+        positions: mx.array,
         position_table: Any,
         source_mask: mx.array,
         layers: Sequence[CrossAttentionCache],
@@ -104,7 +114,7 @@ class EncoderDecoder(nn.Module):
 
         Args:
             tokens: (B, L).
-            offsets: (B,), or (1,) for all rows: token i of a row has position offset + i. Key j has position j.
+            positions: `self.positions`, with one offset per row, or a single one for all rows. Key j has position j.
             position_table: `self.position_table(layers[0].num_keys(L))`.
             source_mask: Additive, (P, 1, 1, S). Several rows may share one of P prompts; see `CrossAttentionCache`.
             layers: One cache per decoder layer. `append` adds the keys and values of this pass and returns all of them.
@@ -163,7 +173,7 @@ class EncoderDecoder(nn.Module):
 
         arguments = (
             tokens,
-            mx.array(cache.offsets),
+            self.positions(cache.offsets, length, cache.capacity),
             self._position_tables[cache.capacity],
             cache.write_index(length),
             cache.source_mask,
@@ -183,7 +193,7 @@ class EncoderDecoder(nn.Module):
     def _pass(
         self,
         tokens: mx.array,
-        offsets: mx.array,
+        positions: mx.array,
         position_table: mx.array | None,
         write_index: mx.array,
         source_mask: mx.array,
@@ -199,7 +209,7 @@ class EncoderDecoder(nn.Module):
             LayerCache(cross_keys, cross_values, keys_values, write_index)
             for cross_keys, cross_values, keys_values in layer_arrays
         ]
-        hidden = self.decoder_hidden(tokens, offsets, position_table, source_mask, layers)
+        hidden = self.decoder_hidden(tokens, positions, position_table, source_mask, layers)
         buffers = [layer.keys_values for layer in layers]
         return self.final_states(hidden[-1]), [hidden[layer] for layer in recorded_layers], buffers
 
@@ -220,9 +230,11 @@ class EncoderDecoder(nn.Module):
     ) -> list[mx.array]:
         """Run the decoder like `teacher_forced`, but return the hidden states after each layer."""
         mask = mx.ones(encoder_output.shape[:2], mx.bool_) if mask is None else mask
-        table = self.position_table(tokens.shape[1])
+        length = tokens.shape[1]
+        table = self.position_table(length)
         layers = [CrossAttentionCache(keys, values) for keys, values in self.cross_projections(encoder_output)]
-        return self.decoder_hidden(tokens, mx.array([0]), table, padding_mask(mask, encoder_output.dtype), layers)
+        positions = self.positions([0], length, length)
+        return self.decoder_hidden(tokens, positions, table, padding_mask(mask, encoder_output.dtype), layers)
 
     def keep_full_cross_attention(self) -> None:
         """Make new caches hold all heads' cross keys and values, which a draft head needs. Only shards hold fewer."""

@@ -140,20 +140,24 @@ class Gemma(EncoderDecoder):
             x = layer(x, batch, offsets, masks)
         return self.encoder.norm(x).reshape(batch, length, -1)
 
+    def positions(self, offsets: Sequence[int], length: int, capacity: int) -> mx.array:
+        """Return the offsets, (B,), because the kernel of rotary positions adds the rest itself."""
+        return mx.array(list(offsets))
+
     def decoder_hidden(
         self,
         tokens: mx.array,
-        offsets: mx.array,
+        positions: mx.array,
         position_table: None,
         source_mask: mx.array,
         layers: Sequence[CrossAttentionCache],
     ) -> list[mx.array]:
         batch, length = tokens.shape
         x = self.embed(tokens.flatten())
-        masks = decoder_masks(self.config.decoder, offsets, length, layers[0].num_keys(length), x.dtype)
+        masks = decoder_masks(self.config.decoder, positions, length, layers[0].num_keys(length), x.dtype)
         hidden = []
         for layer, cache in zip(self.decoder.layers, layers, strict=True):
-            x = layer(x, batch, offsets, masks, source_mask, cache)
+            x = layer(x, batch, positions, masks, source_mask, cache)
             hidden.append(x)
         return [x.reshape(batch, length, -1) for x in hidden]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import mlx.core as mx
@@ -25,23 +26,27 @@ class RelativePositionBias(nn.Module):
         self.max_distance = max_distance
         self.causal = causal
 
-    def __call__(self, windows: mx.array, offsets: mx.array, length: int) -> list[mx.array]:
-        """Return each table's additive mask, (B, H, length, T).
+    def __call__(self, windows: mx.array, starts: mx.array) -> list[mx.array]:
+        """Return each table's additive mask, (B, H, L, T). Causal biases mask the future with -inf.
 
-        Query i of a row has position offset + i, and key j has position j. Causal biases mask the future with -inf.
         A single gather computes the masks for all rows, tables and positions.
 
         Args:
             windows: `self.windows(T)`.
-            offsets: (B,), one per row.
+            starts: `self.starts`, with the positions of the queries.
         """
-        capacity = windows.shape[1]
-        tables_and_heads = np.arange(self.tables * self.heads)[:, None]
-        # There are 2T - 1 biases per table and head. Position 0's window starts in the middle, at distance 0. Each
-        # later position's window starts one bias earlier.
-        starts = (2 * capacity - 1) * tables_and_heads + (capacity - 1) - np.arange(length)
-        masks = mx.take(windows, mx.array(starts.astype(np.int32)) - offsets[:, None, None], axis=0)
+        masks = mx.take(windows, starts, axis=0)
         return [masks] if self.tables == 1 else [*mx.split(masks, self.tables, axis=1)]
+
+    def starts(self, offsets: Sequence[int], length: int, capacity: int) -> mx.array:
+        """Return the index in `windows(capacity)` of each query's window, (B, tables * H, length).
+
+        Query i of a row has position offset + i, and key j has position j. There are 2T - 1 biases per table and head.
+        Position 0's window starts in the middle, at distance 0. Each later position's window starts one bias earlier.
+        """
+        tables_and_heads = np.arange(self.tables * self.heads)[:, None]
+        starts = (2 * capacity - 1) * tables_and_heads + (capacity - 1) - np.arange(length)
+        return mx.array((starts - np.array(offsets)[:, None, None]).astype(np.int32))
 
     def windows(self, capacity: int) -> mx.array:
         """Return the biases to add to the scores of a query at each position: (windows, T), where T is `capacity`.

@@ -166,7 +166,7 @@ class T5(EncoderDecoder):
         batch, length = tokens.shape
         x = self.inputs(tokens, self.source_embedding if self.config.has_source_embedding else self.embedding)
         biases = self.encoder.position_biases
-        masks = biases(biases.windows(length), mx.array([0]), length)
+        masks = biases(biases.windows(length), biases.starts([0], length, length))
         if mask is not None:
             padding = padding_mask(mask, x.dtype)
             masks = [mask + padding for mask in masks]
@@ -177,17 +177,21 @@ class T5(EncoderDecoder):
     def position_table(self, capacity: int) -> mx.array:
         return self.decoder.position_biases.windows(capacity)
 
+    def positions(self, offsets: Sequence[int], length: int, capacity: int) -> mx.array:
+        """Return the windows of the positions, (B, tables * H, L); see `RelativePositionBias`."""
+        return self.decoder.position_biases.starts(offsets, length, capacity)
+
     def decoder_hidden(
         self,
         tokens: mx.array,
-        offsets: mx.array,
+        positions: mx.array,
         position_table: mx.array,
         source_mask: mx.array,
         layers: Sequence[CrossAttentionCache],
     ) -> list[mx.array]:
-        batch, length = tokens.shape
+        batch = len(tokens)
         x = self.inputs(tokens, self.embedding)
-        masks = self.decoder.position_biases(position_table, offsets, length)
+        masks = self.decoder.position_biases(position_table, positions)
         source_mask = repeat_for_heads(source_mask, layers[0].cross_keys.shape[1])
         hidden = []
         for layer, mask, cache in zip(self.decoder.layers, cycle(masks), layers, strict=False):

@@ -153,12 +153,12 @@ class Whisper(EncoderDecoder):
     def decoder_hidden(
         self,
         tokens: mx.array,
-        offsets: mx.array,
+        positions: mx.array,
         position_table: mx.array,
         source_mask: mx.array,
         layers: Sequence[CrossAttentionCache],
     ) -> list[mx.array]:
-        return self.decoder.decode(self.embed(tokens), offsets, position_table, source_mask, layers)
+        return self.decoder.decode(self.embed(tokens), positions, position_table, source_mask, layers)
 
     def final_states(self, hidden: mx.array) -> mx.array:
         return self.decoder.outputs(hidden)
