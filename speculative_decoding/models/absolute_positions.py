@@ -15,7 +15,7 @@ def causal_mask(positions: mx.array, capacity: int, dtype: mx.Dtype) -> mx.array
 
     positions: (B, L), the queries' positions.
     """
-    visible = mx.arange(capacity) <= positions[:, None, :, None]
+    visible = mx.array(np.arange(capacity, dtype=np.int32)) <= positions[:, None, :, None]
     return mx.where(visible, mx.array(0, dtype), mx.array(-mx.inf, dtype))
 
 

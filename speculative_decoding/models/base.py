@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 
 from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, part_name
 from ..errors import CheckpointError
-from .attention import Softmax, attend, capped, precise_softmax
+from .attention import Softmax, attend, capped_logits, precise_softmax
 from .cache import CrossAttentionCache, DecoderCache, LayerCache, padding_mask, source_capacity_for
 from .compiled import Compiled, compiled_by_shape
 from .config import EncoderDecoderConfig
@@ -262,7 +262,7 @@ class EncoderDecoder(nn.Module):
         logits = self.head(states) if "head" in self else self.embedding.as_linear(states)
         if "logits_bias" in self:
             logits = logits + self.logits_bias[0]
-        return logits if self.logit_cap is None else capped(logits, self.logit_cap)
+        return logits if self.logit_cap is None else capped_logits(logits, self.logit_cap)
 
     def head_of(self, ids: mx.array) -> Head:
         """Return the head for the ids (N,) only: a function from states (B, L, d_model) to raw logits (B, L, N)."""
@@ -270,7 +270,7 @@ class EncoderDecoder(nn.Module):
         bias = self.logits_bias[0, ids] if "logits_bias" in self else None
         head = products if bias is None else lambda states: products(states) + bias
         cap = self.logit_cap
-        return head if cap is None else lambda states: capped(head(states), cap)
+        return head if cap is None else lambda states: capped_logits(head(states), cap)
 
     def decode(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """Run the decoder on new tokens and return raw logits: `states`, then `logits`."""

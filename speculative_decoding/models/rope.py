@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,9 @@ class Window:
         future = None if self.future is None or self.future >= capacity - 1 else self.future
         if past is None and future is None:
             return None
-        queries = offsets[:, None, None, None] + mx.arange(length)[:, None]
-        distance = mx.arange(capacity) - queries
+        numbers = np.arange(max(length, capacity), dtype=np.int32)  # constants, which a compiled pass need not compute
+        queries = offsets[:, None, None, None] + mx.array(numbers[:length, None])
+        distance = mx.array(numbers[:capacity]) - queries
         too_late = None if future is None else distance > future
         if past is None:
             return too_late
