@@ -7,6 +7,7 @@ the caller computes.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 
@@ -35,6 +36,26 @@ class DerivedWeight(nn.Module):
     def derived(self) -> mx.array:
         weight, derived = self.get("_finalized", (None, None))
         return derived if weight is self.weight else self.derive()
+
+
+class ScaledNorm(DerivedWeight, nn.RMSNorm):
+    """An RMS norm whose output is multiplied by a scale.
+
+    A power of two is multiplied into the weight instead, which saves an operation and changes no bits, except those of
+    subnormal outputs in float16.
+    """
+
+    def __init__(self, width: int, eps: float, scale: float) -> None:
+        super().__init__(width, eps)
+        self.scale = scale
+
+    def derive(self) -> mx.array:
+        return self.weight * self.scale
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if math.frexp(self.scale)[0] == 0.5 and x.dtype != mx.float16:
+            return mx.fast.rms_norm(x, self.derived, self.eps)
+        return super().__call__(x) * self.scale
 
 
 def finalize_layers(module: nn.Module) -> None:

@@ -24,7 +24,7 @@ from .attention import repeat_for_heads
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, padding_mask
 from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, require
-from .layers import Layer, Linear
+from .layers import Layer, Linear, ScaledNorm
 from .relative_positions import RelativePositionBias
 from .tensors import HEAD, Sources, TokenTables, named
 
@@ -148,6 +148,8 @@ class T5(EncoderDecoder):
         stack = nn.Module()
         stack.layers = [Layer(sizes, norm, has_cross_attention=is_decoder) for _ in range(depth)]
         stack.norm = norm()
+        if is_decoder and config.scale_decoder_outputs:
+            stack.norm = ScaledNorm(config.d_model, config.layer_norm_epsilon, config.d_model**-0.5)
         stack.position_biases = RelativePositionBias(
             depth if config.bias_per_layer else 1,
             config.relative_attention_num_buckets,
@@ -200,8 +202,7 @@ class T5(EncoderDecoder):
         return [x.reshape(*tokens.shape, -1) for x in hidden]
 
     def final_states(self, hidden: mx.array) -> mx.array:
-        states = self.decoder.norm(hidden)
-        return states * self.config.d_model**-0.5 if self.config.scale_decoder_outputs else states
+        return self.decoder.norm(hidden)
 
     @classmethod
     def parameter_sources(cls, config: T5Config, names: Set[str]) -> Sources:
