@@ -7,7 +7,7 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from .backend import replaced_on_cpu
-from .device import on_gpu
+from .device import gpu_generation, on_gpu
 
 MAX_SINGLE_QUERIES = 32  # queries that a GPU multiplies one by one; see `adds_rows_in_bounds`
 
@@ -74,9 +74,22 @@ def attend(
         queries = queries.reshape(batch, -1, shared * length, width)
     if scale != 1.0 and soft_cap is None:
         queries = queries * scale
-    scores = masked_scores(queries, keys, mask, shared, soft_cap, scale)
-    out = matmul_rows(softmax(scores), values)
+    weights = softmax(masked_scores(queries, keys, mask, shared, soft_cap, scale))
+    if batch == len(values) == shared == 1 < length and multiplies_transposes(queries.dtype):
+        # These products, (1, H, D, L), are the transpose of the joined heads, so nothing is copied.
+        return (values.swapaxes(-1, -2) @ weights.swapaxes(-1, -2)).reshape(heads * values.shape[3], length).T
+    out = matmul_rows(weights, values)
     return joined_heads(out.reshape(batch, heads, length, width) if shared > 1 else out)
+
+
+def multiplies_transposes(dtype: mx.Dtype) -> bool:
+    """Return whether this GPU multiplies the transpose of a few rows without a copy, and with the same bits.
+
+    For rows in 16 bits, M3 and later have a separate kernel, which reads no transposes (`gemv_wide` in
+    mlx/backend/metal/matmul.cpp at commit 846d176).
+    """
+    generation = gpu_generation()
+    return generation is not None and (dtype == mx.float32 or generation < 15)
 
 
 def has_fused_kernel(queries: mx.array, keys: mx.array) -> bool:
