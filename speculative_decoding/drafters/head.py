@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import mlx.core as mx
 
@@ -58,7 +58,7 @@ class BatchHeadDrafter(BatchDrafter):
         sampler = DraftSampler(counts, slots, self._output_head)
         last = {request.slot: request.decoder_tokens[-1] for request in counts}
         new = mx.array([[last.get(slot, target.config.pad_token_id)] for slot in range(slots)])  # (B, 1)
-        state = self._features(slots)
+        state = self._features(counts, slots)
         cross = cache.last_cross_attention
         for _ in range(sampler.longest):
             step = target.embed(new), state, cross.cross_keys, cross.cross_values, cache.source_mask
@@ -66,10 +66,13 @@ class BatchHeadDrafter(BatchDrafter):
             new = sampler.choose(outputs)
         return sampler.draft()
 
-    def _features(self, slots: int) -> mx.array:
+    def _features(self, requests: Iterable[RequestView], slots: int) -> mx.array:
         """Return the state from which the head starts each row's draft, (B, d)."""
         if not self._hidden:
             return mx.broadcast_to(self._head.start_state, (slots, self._head.config.d_model))
-        places = mx.array([[[self._last_verified.get(slot, 0)]] for slot in range(slots)])
+        positions = mx.array([self._last_verified.get(slot, 0) for slot in range(slots)])
+        state = self._head.features_at(self._hidden, positions.reshape(slots, 1, 1, 1))
+        if all(request.slot in self._last_verified for request in requests):
+            return state
         is_first = mx.array([[slot not in self._last_verified] for slot in range(slots)])
-        return self._head.features_at(self._hidden, places, is_first)
+        return mx.where(is_first, self._head.start_state, state)

@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten
 
 from .attention import Softmax, attend, precise_softmax, split_heads
 from .base import EncoderDecoder
-from .compiled import Compiled, compiled_by_shape
+from .compiled import Compiled, compiled_by_shape, stacked
 from .config import ACTIVATIONS
 from .layers import Linear, finalize_layers, project
 
@@ -192,20 +192,19 @@ class DraftHead(nn.Module):
         head.load_weights([*dict(tree_flatten(self.parameters())).items()])
         return head
 
-    def features_at(self, hidden: Sequence[mx.array], positions: mx.array, is_first: mx.array) -> mx.array:
-        """Return `features` at one position of each row, (B, d), or `start_state` for rows without a verified token.
+    def features_at(self, hidden: Sequence[mx.array], positions: mx.array) -> mx.array:
+        """Return `features` at one position of each row, (B, d).
 
         Args:
             hidden: The states after each of `config.layers`, (B, L, d) each.
-            positions: (B, 1, 1), positions in `hidden`.
-            is_first: (B, 1), True for rows without a verified token.
+            positions: (B, 1, 1, 1), positions in `hidden`.
         """
         features_at, _ = self._compiled or self.finalize()
-        return features_at(hidden[0].shape)(list(hidden), positions, is_first)
+        return features_at(hidden[0].shape)(list(hidden), positions)
 
-    def _features_at(self, hidden: Sequence[mx.array], positions: mx.array, is_first: mx.array) -> mx.array:
-        found = self.features(mx.take_along_axis(mx.concatenate([*hidden], axis=-1), positions, axis=1))
-        return mx.where(is_first, self._start_state, found[:, 0])
+    def _features_at(self, hidden: Sequence[mx.array], positions: mx.array) -> mx.array:
+        layers = mx.take_along_axis(stacked(hidden, axis=2), positions, axis=1)  # (B, 1, layers, d)
+        return self.features(layers.flatten(2))[:, 0]
 
     def compiled_step(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         """Run `step`, compiled, for one position of each row. Both results are (B, d)."""
@@ -214,8 +213,6 @@ class DraftHead(nn.Module):
 
     def finalize(self) -> tuple[Compiled, Compiled]:
         """Compile for the current weights. Call this after changing weights of a head that has drafted."""
-        self._start_state = self.start_state
-        mx.eval(self._start_state)
         finalize_layers(self)
         self._compiled = compiled_by_shape(self._features_at), compiled_by_shape(self.step)
         return self._compiled

@@ -14,6 +14,7 @@ import mlx.nn as nn
 from .attention import attend, split_heads, split_parts
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
+from .compiled import stacked
 from .gemma_config import GemmaConfig, LayerType, StackConfig
 from .layers import DerivedWeight, FeedForward, Linear
 from .rope import Window, additive_mask
@@ -73,15 +74,10 @@ class SelfAttention(nn.Module):
         keys, values = self.keys_and_values(x, batch)
         keys = self.layer_type.rope(keys, offsets)
         if cache is not None:
-            keys, values = cache.append(joined(keys, values))
+            keys, values = cache.append(stacked([keys, values], axis=0))
         mask = masks[self.layer_type.window]
         scale = self.config.scale
         return self.o(attend(queries, keys, values, mask, scale=scale, soft_cap=self.config.attention_cap))
-
-
-def joined(keys: mx.array, values: mx.array) -> mx.array:
-    """Two arrays (B, H, L, D) -> (2, B, H, L, D) in one operation; `mx.stack` would copy each array separately."""
-    return mx.where(mx.array([True, False]).reshape(2, 1, 1, 1, 1), keys, values)
 
 
 class EncoderLayer(nn.Module):

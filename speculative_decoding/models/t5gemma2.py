@@ -23,8 +23,9 @@ from .architecture import Architecture
 from .attention import joined_heads, masked_scores, matmul_rows, precise_softmax
 from .base import Buffers
 from .cache import CrossAttentionCache
+from .compiled import stacked
 from .config import RawConfig, require
-from .gemma import FEED_FORWARD_NAMES, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, joined, stack_sources
+from .gemma import FEED_FORWARD_NAMES, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, stack_sources
 from .gemma_config import (
     FULL,
     HEAD,
@@ -95,7 +96,7 @@ class MergedAttention(SelfAttention):
     ) -> mx.array:
         queries = self.queries(x, batch, offsets)
         new_keys, new_values = self.keys_and_values(x, batch)
-        keys, values = cache.append(joined(self.layer_type.rope(new_keys, offsets), new_values))
+        keys, values = cache.append(stacked([self.layer_type.rope(new_keys, offsets), new_values], axis=0))
         parts = [
             Keys(keys, values, masks[self.layer_type.window]),
             Keys(cache.cross_keys, cache.cross_values, source_mask),
