@@ -36,6 +36,7 @@ from ..draft_length.passes import UNPADDED, PassWidths
 from ..drafters.base import BatchDrafter, Draft, RequestView, num_shared, token_history
 from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
+from ..models.compiled import joined_columns
 from ..sampling import leaves_logits_unchanged, processed_logits, token_logprobs
 from .acceptance import AcceptanceResult, rule_class, rule_for_rows
 from .request import Request
@@ -176,8 +177,8 @@ def target_inputs(batch: Batch, draft: Draft, last: mx.array | None = None) -> m
         return last
     parts = [last, draft.tokens]
     if num_padding := width - 1 - draft.num_tokens:
-        parts.append(mx.full((len(slots), num_padding), padding, mx.uint32))
-    return mx.concatenate(parts, axis=1)
+        parts.append(mx.array([[padding] * num_padding] * len(slots), mx.uint32))
+    return joined_columns(parts)
 
 
 class Verification(NamedTuple):

@@ -8,6 +8,8 @@ from types import MappingProxyType
 import mlx.core as mx
 
 from ..models.base import EncoderDecoder
+from ..models.compiled import joined_columns
+from ..models.device import on_gpu
 from ..models.layers import Head
 from ..sampling import GenerationOptions, Purpose, leaves_logits_unchanged, processed_logits, shifted_logprobs
 from ..sampling.options import MAX_DRAFT_TOKENS
@@ -45,6 +47,7 @@ class OutputHead:
         self._frequent = sorted(token for token in frequent if token in self._known)
         self._sources: Sequence[Sequence[int]] | None = None
         self.ids: mx.array | None = None
+        self._embeddings: mx.array | None = None  # (N, d)
         self._head: Head = model.logits
         self._allowed: mx.array | None = None  # (B, N), if rows may propose different ids
 
@@ -60,6 +63,7 @@ class OutputHead:
         others = sorted(set().union(*own))
         self.ids = mx.array(frequent + others, mx.uint32)
         self._head = self._model.head_of(self.ids)
+        self._embeddings = None
         self._allowed = None
         if any(each != own[0] for each in own):
             self._allowed = mx.array([[True] * len(frequent) + [token in each for token in others] for each in own])
@@ -80,11 +84,27 @@ class OutputHead:
         whole[:, self.ids] = logits
         return whole
 
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Ids (B, L) -> embeddings (B, L, d)."""
+        return self._model.embed(tokens)
+
+    def embed_indices(self, indices: mx.array) -> mx.array:
+        """Return the embeddings, (B, L, d), of ids given by their indices in `ids`, (B, L).
+
+        A GPU reads copied embeddings, which saves the lookup of the ids. On a CPU, the copies would take longer.
+        """
+        assert self.ids is not None
+        if not on_gpu():
+            return self.embed(self.ids[indices])
+        if self._embeddings is None:
+            self._embeddings = self.embed(self.ids[None])[0]
+        return self._embeddings[indices]
+
     def likeliest(self, logits: mx.array) -> mx.array:
-        """(B, N) -> the most likely id, (B, 1)."""
+        """(B, N) -> the index of the most likely of `ids`, (B, 1)."""
         if self.ids is None:
-            return mx.argmax(logits[:, : self.vocab_size], axis=-1, keepdims=True)
-        return self.ids[mx.argmax(logits, axis=-1, keepdims=True)]
+            logits = logits[:, : self.vocab_size]
+        return mx.argmax(logits, axis=-1, keepdims=True)
 
 
 class DraftSampler:
@@ -111,7 +131,7 @@ class DraftSampler:
         self._options: list[GenerationOptions] = [request.options for request in self._requests]
         self._lengths = [counts[by_slot[slot]] if slot in by_slot else 0 for slot in range(slots)]
         self.longest = max(self._lengths)
-        self._ids: list[mx.array] = []  # each (B, 1)
+        self._chosen: list[mx.array] = []  # each (B, 1)
         self._probs: list[mx.array] = []  # each (B, 1, V)
         self._is_point_mass = [options.is_comparable for options in self._options]
 
@@ -127,28 +147,38 @@ class DraftSampler:
         if self._choice is not None:
             whole_draft = whole_draft._replace(constraints=())
         self._takes_likeliest = is_greedy and leaves_logits_unchanged(self._options, whole_draft, self.longest)
+        # Likeliest tokens are indices in these ids, which are looked up once for the whole draft.
+        self._ids = head.ids if self._takes_likeliest and self._choice is None else None
 
     def draft(self) -> Draft:
         """Return the chosen tokens."""
         probs = mx.concatenate(self._probs, axis=1) if self._probs else None
-        return Draft(mx.concatenate(self._ids, axis=1), probs, self._lengths)
+        return Draft(self.ids(joined_columns(self._chosen)), probs, self._lengths)
 
     def choose(self, states: mx.array) -> mx.array:
-        """(B, d) states -> the next token of each row, (B, 1)."""
+        """(B, d) states -> the next token of each row, (B, 1), for `ids` and `embedded`."""
         head = self._head
         logits = head(states)
         if not self._takes_likeliest:
             new = self._choose_by_options(head.spread(logits)[:, None])
         else:
             new = (self._choice or head.likeliest)(logits)
-        self._ids.append(new.astype(mx.uint32))
-        mx.async_eval(self._ids[-1])  # type: ignore[no-untyped-call]  # runs while the host prepares the next step
-        return self._ids[-1]
+        self._chosen.append(new.astype(mx.uint32))
+        mx.async_eval(self._chosen[-1])  # type: ignore[no-untyped-call]  # runs while the host prepares the next step
+        return self._chosen[-1]
+
+    def ids(self, chosen: mx.array) -> mx.array:
+        """Return the ids of tokens from `choose`."""
+        return chosen if self._ids is None else self._ids[chosen]
+
+    def embedded(self, chosen: mx.array) -> mx.array:
+        """Return the embeddings of tokens from `choose`, (B, 1, d)."""
+        return self._head.embed(chosen) if self._ids is None else self._head.embed_indices(chosen)
 
     def _choose_by_options(self, logits: mx.array) -> mx.array:
         """(B, 1, V) -> (B, 1)."""
         options = self._options
-        history = token_history(self._requests, mx.concatenate(self._ids, axis=1) if self._ids else None)
+        history = token_history(self._requests, mx.concatenate(self._chosen, axis=1) if self._chosen else None)
         is_greedy = [own.is_greedy for own in options]
         if all(is_greedy):
             return mx.argmax(processed_logits(logits, options, history), axis=-1)
@@ -167,7 +197,7 @@ class DraftSampler:
 
     def _noise(self) -> mx.array:
         """(B, V) Gumbel noise for the next draft token."""
-        count = len(self._ids)
+        count = len(self._chosen)
         places = [
             (request.options.seed, len(request.decoder_tokens) + count, Purpose.COUPLED) for request in self._requests
         ]

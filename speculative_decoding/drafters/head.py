@@ -57,13 +57,14 @@ class BatchHeadDrafter(BatchDrafter):
         self._output_head.use_sources([self._sources.get(slot, []) for slot in range(slots)])
         sampler = DraftSampler(counts, slots, self._output_head)
         last = {request.slot: request.decoder_tokens[-1] for request in counts}
-        new = mx.array([[last.get(slot, target.config.pad_token_id)] for slot in range(slots)])  # (B, 1)
+        tokens = mx.array([[last.get(slot, target.config.pad_token_id)] for slot in range(slots)])  # (B, 1)
+        embedded = target.embed(tokens)
         state = self._features(counts, slots)
         cross = cache.last_cross_attention
         for _ in range(sampler.longest):
-            step = target.embed(new), state, cross.cross_keys, cross.cross_values, cache.source_mask
+            step = embedded, state, cross.cross_keys, cross.cross_values, cache.source_mask
             state, outputs = self._head.compiled_step(*step)
-            new = sampler.choose(outputs)
+            embedded = sampler.embedded(sampler.choose(outputs))
         return sampler.draft()
 
     def _features(self, requests: Iterable[RequestView], slots: int) -> mx.array:

@@ -70,7 +70,7 @@ class BatchModelDrafter(BatchDrafter):
         sampler = DraftSampler(counts, slots, self._output_head)
         new = sampler.choose(states[:, 0])
         for _ in range(sampler.longest - 1):
-            new = sampler.choose(self._model.states(new, cache)[:, 0])
+            new = sampler.choose(self._model.states(sampler.ids(new), cache)[:, 0])
 
         cache.trim_to([cache.offsets[slot] if slot in requests else before[slot] for slot in range(slots)])
         draft = sampler.draft()

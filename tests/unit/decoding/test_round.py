@@ -215,10 +215,10 @@ def outputs(model: EncoderDecoder, slots: int, options: dict[str, Any]) -> list[
     [*product(OPTIONS, [3]), ("greedy", 1), ("greedy", 8), ("stop strings", 8), ("an end token later", 8)],
 )
 def test_outputs_do_not_change(name: str, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr("speculative_decoding.engine.on_gpu", lambda: False)  # starts no pass early
         expected = outputs(MODEL, slots, OPTIONS[name])
-    pretend_gpu(monkeypatch)
     assert outputs(MODEL, slots, OPTIONS[name]) == expected
 
 
