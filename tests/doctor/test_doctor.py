@@ -253,17 +253,25 @@ def test_reported_minimum_version_of_mlx_is_the_required_one() -> None:
     assert versions == [f"mlx>={minimum}", f"mlx[cpu]>={minimum}"]
 
 
-@pytest.mark.parametrize(("set_by_user", "expected"), [({}, "0"), ({"MLX_ENABLE_TF32": "1"}, "1")])
-def test_tf32_is_off_before_mlx_is_imported(set_by_user: dict[str, str], expected: str) -> None:
-    code = """
+@pytest.mark.parametrize(
+    ("platform", "set_by_user", "expected"),
+    [
+        ("linux", {}, "0 None"),
+        ("darwin", {}, "0 200"),
+        ("darwin", {"MLX_ENABLE_TF32": "1", "MLX_MAX_OPS_PER_BUFFER": "50"}, "1 50"),
+    ],
+)
+def test_variables_are_set_before_mlx_is_imported(platform: str, set_by_user: dict[str, str], expected: str) -> None:
+    code = f"""
 import os, sys
+sys.platform = {platform!r}
 sys.modules["mlx"] = None  # importing it raises ImportError
 try:
     import speculative_decoding
 except ImportError:
-    print(os.environ["MLX_ENABLE_TF32"])
+    print(os.environ["MLX_ENABLE_TF32"], os.environ.get("MLX_MAX_OPS_PER_BUFFER"))
 """
-    environment = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"} | set_by_user
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLX_")} | set_by_user
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout == f"{expected}\n"
 
