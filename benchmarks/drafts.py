@@ -21,6 +21,7 @@ from speculative_decoding import Session
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.parser import Parser, add_flags, flags_from
 from speculative_decoding.cli.run_config import ModelFlags
+from speculative_decoding.drafters import draft_sampler
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.load import BUNDLED, ModelHandle
 from speculative_decoding.loading.pair import open_pair, require_same_tokens
@@ -86,6 +87,8 @@ def lines(models: Models, tasks: Sequence[Task], repeats: int) -> Iterator[str]:
 
 
 def measure(chosen: argparse.Namespace) -> int:
+    if chosen.early_steps is not None:
+        draft_sampler.EARLY_STEPS = chosen.early_steps
     if chosen.host:
         for line in host_time.table(chosen.rows, chosen.rounds, load_tokenizer(BUNDLED / "t5-web-docs")):
             print(line, flush=True)
@@ -117,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=COUNT, nargs="+", default=[1, 8, 32], metavar="N", help=rows)
     rounds = "rounds of each line with --host (default: 100)"
     parser.add_argument("--rounds", type=COUNT, default=100, metavar="N", help=rounds)
+    steps = "start only the first N steps of a draft early: a GPU then gets fewer command buffers (default: all steps)"
+    parser.add_argument("--early-steps", type=COUNT, metavar="N", help=steps)
     add_flags(parser, "models", ModelFlags)
     chosen = parser.parse_args(argv)
     return run("benchmarks.drafts", lambda: measure(chosen))

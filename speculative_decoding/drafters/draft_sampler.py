@@ -16,6 +16,8 @@ from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split
 from .base import Draft, RequestView, token_history
 
+EARLY_STEPS = MAX_DRAFT_TOKENS  # steps of a draft that start while the host prepares the next step; benchmarks change it
+
 
 class OutputHead:
     """(B, d) -> logits (B, N) of the ids that a draft may propose for the sources of a batch.
@@ -164,7 +166,8 @@ class DraftSampler:
         else:
             new = (self._choice or head.likeliest)(logits)
         self._chosen.append(new.astype(mx.uint32))
-        mx.async_eval(self._chosen[-1])  # type: ignore[no-untyped-call]  # runs while the host prepares the next step
+        if len(self._chosen) <= EARLY_STEPS:
+            mx.async_eval(self._chosen[-1])  # type: ignore[no-untyped-call]  # runs while the host prepares the next step
         return self._chosen[-1]
 
     def ids(self, chosen: mx.array) -> mx.array:
