@@ -136,14 +136,20 @@ class DraftHead(nn.Module):
         """The initial state (d,), used until a token has been verified."""
         return normed(self.start)
 
-    def features(self, hidden: mx.array) -> mx.array:
+    @property
+    def start_outputs(self) -> mx.array:
+        """The `outputs` of the initial state, (d,)."""
+        return self.outputs(self.start_state)
+
+    def features(self, hidden: mx.array, weight: mx.array | None = None) -> mx.array:
         """Return the state after a verification.
 
         hidden: the target's states after each of `config.layers`, concatenated, (B, L, layers * d) -> (B, L, d).
+        weight: (d,), multiplies the state; by default 1.
         """
         layers = hidden.reshape(*hidden.shape[:2], len(self.config.layers), -1)
         layers = normed(layers, EPSILON * self.residual_scale**2)
-        return normed(self.combine(layers.reshape(hidden.shape)))
+        return normed(self.combine(layers.reshape(hidden.shape)), weight=weight)
 
     def step(
         self, embedded: mx.array, state: mx.array, keys: mx.array, values: mx.array, source_mask: mx.array
@@ -157,11 +163,13 @@ class DraftHead(nn.Module):
             values: Cross-attention values of the target's last layer, (B, H or fewer, S, D).
             source_mask: Additive, (B, 1, 1, S).
         """
-        shape = state.shape
-        rows = (state.size // shape[-1], shape[-1])
-        embedded = embedded.reshape(rows)
-        state = state.reshape(rows)
-        x = project(self.join_token, embedded, residual=self.join_state(state))
+        rows = (state.size // state.shape[-1], state.shape[-1])
+        x = project(self.join_token, embedded.reshape(rows), residual=self.join_state(state.reshape(rows)))
+        state = normed(self._block(x, keys, values, source_mask)).reshape(state.shape)
+        return state, self.outputs(state)
+
+    def _block(self, x: mx.array, keys: mx.array, values: mx.array, source_mask: mx.array) -> mx.array:
+        """Apply the attention and the feed-forward block of `step` to joined rows, (B * L, d)."""
         queries = split_heads(self.q(x), len(keys), self.config.heads)
         attended = attend(queries, keys, values, source_mask, softmax=self._softmax)
         x = project(self.o, attended, residual=x)
@@ -171,8 +179,7 @@ class DraftHead(nn.Module):
             inner = self._activation(gate) * linear
         else:
             inner = self._activation(inner)
-        state = normed(project(self.wo, inner, residual=x)).reshape(shape)
-        return state, self.outputs(state)
+        return project(self.wo, inner, residual=x)
 
     def outputs(self, state: mx.array) -> mx.array:
         """Return the input of the target's output head, which has the same shape as the state."""
@@ -192,8 +199,11 @@ class DraftHead(nn.Module):
         head.load_weights([*dict(tree_flatten(self.parameters())).items()])
         return head
 
+    # While decoding, states are `outputs`, which saves an operation per token: the norm's kernel multiplies by the weight
+    # `norm`, and `join_state` divides by it.
+
     def features_at(self, hidden: Sequence[mx.array], positions: mx.array) -> mx.array:
-        """Return `features` at one position of each row, (B, d).
+        """Return the `outputs` of `features` at one position of each row, (B, d).
 
         Args:
             hidden: The states after each of `config.layers`, (B, L, d) each.
@@ -204,17 +214,26 @@ class DraftHead(nn.Module):
 
     def _features_at(self, hidden: Sequence[mx.array], positions: mx.array) -> mx.array:
         layers = mx.take_along_axis(stacked(hidden, axis=2), positions, axis=1)  # (B, 1, layers, d)
-        return self.features(layers.flatten(2))[:, 0]
+        return self.features(layers.flatten(2), self.norm)[:, 0]
 
-    def compiled_step(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
-        """Run `step`, compiled, for one position of each row. Both results are (B, d)."""
+    def compiled_step(self, *arrays: mx.array) -> mx.array:
+        """Run `step`, compiled, for one position of each row. The state and the result are `outputs`, (B, d)."""
         _, step = self._compiled or self.finalize()
         return step((len(arrays[0]), arrays[2].shape))(*arrays)
+
+    def _step(
+        self, embedded: mx.array, state: mx.array, keys: mx.array, values: mx.array, source_mask: mx.array
+    ) -> mx.array:
+        x = project(self.join_token, embedded.reshape(state.shape), residual=state @ self._join_outputs)
+        return normed(self._block(x, keys, values, source_mask), weight=self.norm)
 
     def finalize(self) -> tuple[Compiled, Compiled]:
         """Compile for the current weights. Call this after changing weights of a head that has drafted."""
         finalize_layers(self)
-        self._compiled = compiled_by_shape(self._features_at), compiled_by_shape(self.step)
+        least = 1e-3 * mx.abs(self.norm).max()  # smaller weights are not divided by, in case one is zero
+        self._join_outputs = (self.join_state.weight / mx.where(mx.abs(self.norm) < least, least, self.norm)).T
+        mx.eval(self._join_outputs)
+        self._compiled = compiled_by_shape(self._features_at), compiled_by_shape(self._step)
         return self._compiled
 
     @property
@@ -223,9 +242,9 @@ class DraftHead(nn.Module):
         return sum(array.nbytes for _, array in parameters)
 
 
-def normed(x: mx.array, epsilon: float = EPSILON) -> mx.array:
-    """Apply an RMS norm without a weight."""
-    return mx.fast.rms_norm(x, None, epsilon)
+def normed(x: mx.array, epsilon: float = EPSILON, weight: mx.array | None = None) -> mx.array:
+    """Apply an RMS norm, by default without a weight."""
+    return mx.fast.rms_norm(x, weight, epsilon)
 
 
 def root_mean_square(x: mx.array) -> float:
