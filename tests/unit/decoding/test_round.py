@@ -20,7 +20,7 @@ from speculative_decoding import GenerationResult, Session, generate
 from speculative_decoding.decoding import round as loop
 from speculative_decoding.decoding.prompt import DecoderPrompt
 from speculative_decoding.draft_length import FixedLength
-from speculative_decoding.drafters import AutoDrafter, BatchDrafter, NgramDrafter, NoDrafter, SeparateDrafters
+from speculative_decoding.drafters import AutoDrafter, BatchDrafter, Draft, NgramDrafter, NoDrafter, SeparateDrafters
 from speculative_decoding.drafters.base import TEXT
 from speculative_decoding.drafters.draft_text import DraftText
 from speculative_decoding.engine import Engine
@@ -28,7 +28,7 @@ from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import Constraints, History, processed_logits
 from tests.support.device import within
 from tests.support.metal import pretend_gpu
-from tests.support.operations import counted, passes_and_syncs, read_by_host, total_without_masks
+from tests.support.operations import counted, operations, passes_and_syncs, read_by_host, total_without_masks
 from tests.support.tiny import EXACT, VOCAB, head_drafter, model_drafter, noisy_copy, tiny_model
 from tests.support.together import Letters, options_of
 
@@ -109,6 +109,18 @@ def test_a_greedy_round_runs_as_many_operations_for_one_row_as_for_many(drafter:
         assert total_without_masks(found) == total_without_masks(most), (found - most, most - found)
     if drafter == "model":
         assert len({found.total() for found in one}) == 1
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("num_draft_tokens", [0, 4])
+def test_a_greedy_decision_takes_two_operations(num_draft_tokens: int) -> None:
+    """The host compares the draft with the target's tokens. The other operation looks for logits that are not finite."""
+    rows = [row for row in running("model", 2)._batch.slots if row is not None]
+    draft = Draft(mx.zeros((2, num_draft_tokens), mx.uint32))
+    logits = mx.random.normal((2, num_draft_tokens + 1, VOCAB))
+    mx.eval(logits)
+    decision = loop.verify_rows(rows, draft, logits)
+    assert operations(*(array for array in decision if array is not None)) == {"ArgReduce": 1, "Max": 1}
 
 
 # What observers see.

@@ -124,3 +124,23 @@ def test_a_long_source_of_text_has_the_same_bits_in_every_batch() -> None:
     queries, keys, values = (mx.random.normal((2, 3, length, 8), key=mx.random.key(i)) for i in range(3))
     alone = attend(queries[:1], keys[:1], values[:1], None)
     assert mx.array_equal(alone, attend(queries, keys, values, mx.zeros((2, 1, 1, length)))[:length]).item()
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("architecture", ["applegpu_g13g", "applegpu_g15s"])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+@pytest.mark.parametrize("length", [1, 5])
+def test_heads_of_one_row_are_read_as_a_transpose_where_bits_stay(
+    length: int, dtype: mx.Dtype, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a transposed view, the numbers of one unit in all tokens are adjacent."""
+    tolerance = within(1e-5) if dtype == mx.float32 else 1e-2
+    queries, keys, values = (mx.random.normal((1, 2, each, 32)).astype(dtype) for each in (length, 20, 20))
+    with mx.stream(mx.cpu):
+        own = attend(queries, keys, values, None)
+        mx.eval(own)
+    pretend_gpu(monkeypatch, architecture)
+    found = attend(queries, keys, values, None)
+    assert mx.allclose(found, own, atol=tolerance)
+    is_view = length > 1 and (dtype == mx.float32 or architecture == "applegpu_g13g")
+    assert (memoryview(found).strides[0] == dtype.size) == is_view  # type: ignore[arg-type, index]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import gc
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from speculative_decoding.models.compiled import MAX_SHAPES, compiled_by_shape
+from speculative_decoding.models.compiled import MAX_COLUMNS, MAX_SHAPES, compiled_by_shape, joined_columns, stacked
 from speculative_decoding.models.layers import Linear, finalize_layers
 from tests.support.device import use, within
+from tests.support.metal import pretend_gpu
 from tests.support.operations import operations, total_without_masks, uncompiled
 from tests.support.tiny import tiny_model
 
@@ -150,3 +151,31 @@ def test_the_number_of_operations_is_independent_of_the_number_of_rows(
             assert counts["Matmul"] > 10
             taken.append(total_without_masks(counts))
     assert len(set(taken)) == 1, taken
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_stacked_arrays_equal_those_of_mlx(count: int, axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = [mx.random.normal((2, 3, 4), key=mx.random.key(i)) for i in range(count)]
+    expected = mx.stack(arrays, axis)
+    assert mx.array_equal(stacked(arrays, axis), expected)
+    pretend_gpu(monkeypatch)
+    assert mx.array_equal(stacked(arrays, axis), expected)
+
+
+@pytest.mark.usefixtures("device", "compilation")
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("counts", [[1], [1, 0], [1, 4], [1, 4, 3], [1, 8], [1, 20]])
+def test_joined_columns_equal_a_concatenation_in_few_kernels(
+    counts: Sequence[int], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = [mx.random.randint(0, 1000, (rows, each)).astype(mx.uint32) for each in counts]
+    expected = mx.concatenate(arrays, axis=1)
+    mx.eval(arrays, expected)
+    assert mx.array_equal(joined_columns(arrays), expected)
+    pretend_gpu(monkeypatch)
+    joined = joined_columns(arrays)
+    kernels = -(-sum(counts) // MAX_COLUMNS)
+    assert operations(joined).total() == kernels + (kernels > 1)
+    assert mx.array_equal(joined, expected) and joined.dtype == mx.uint32

@@ -33,6 +33,7 @@ def test_a_layer_needs_a_fixed_number_of_products_one_write_and_no_copy(
     found = operations(model.decode(mx.array([[4] * width] * rows), cache), cache.arrays)
     assert sum(found[each] for each in PRODUCTS) == 1 + per_layer * layers  # 1: the output matrix
     assert sum(found[each] for each in WRITES) == layers
+    assert found["Arange"] == 0 or name == "t5gemma"  # the host computes positions; a CPU's rotary kernel has its own
     if device == "cpu" or rows * width == 1:
         assert found["AddMM"] >= residuals * layers
         assert sum(found[each] for each in COPIES) == 0
