@@ -16,8 +16,8 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").p
 # variable.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
-# By default, MLX submits work to a Mac's GPU after every 40 or 50 kernels, which splits a small model's pass into several
-# command buffers. It also submits at each evaluation, so a larger number delays nothing that the host waits for.
+# By default, MLX submits work to a Mac's GPU after every 40 or 50 kernels, which splits a small model's pass into
+# several command buffers. It also submits at each evaluation, so a larger number delays nothing for the host.
 if sys.platform == "darwin":
     os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "200")
 

@@ -16,7 +16,7 @@ from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split
 from .base import Draft, RequestView, token_history
 
-EARLY_STEPS = MAX_DRAFT_TOKENS  # steps of a draft that start while the host prepares the next step; benchmarks change it
+EARLY_STEPS = MAX_DRAFT_TOKENS  # the number of a draft's steps that start before the next is built; see benchmarks/
 
 
 class OutputHead:
@@ -33,6 +33,8 @@ class OutputHead:
 
     Attributes:
         ids: (N,), the frequent ids in ascending order, then the source ids; None for all ids.
+        embeddings: (N, d), a copy of their embeddings on a GPU, which saves the lookup of each draft token's id. On a
+            CPU, the copy would take longer than these lookups.
     """
 
     def __init__(
@@ -42,14 +44,14 @@ class OutputHead:
         frequent: Iterable[int] = (),
         by_source: Mapping[int, Sequence[int]] = MappingProxyType({}),
     ) -> None:
-        self._model = model
+        self.model = model
         self.vocab_size = vocab_size
         self._by_source = by_source
         self._known = range(model.config.vocab_size)  # the target's vocabulary may be padded to a larger size
         self._frequent = sorted(token for token in frequent if token in self._known)
         self._sources: Sequence[Sequence[int]] | None = None
         self.ids: mx.array | None = None
-        self._embeddings: mx.array | None = None  # (N, d)
+        self.embeddings: mx.array | None = None
         self._head: Head = model.logits
         self._allowed: mx.array | None = None  # (B, N), if rows may propose different ids
 
@@ -64,8 +66,8 @@ class OutputHead:
             own.append({token for token in ids.difference(frequent) if token in self._known})
         others = sorted(set().union(*own))
         self.ids = mx.array(frequent + others, mx.uint32)
-        self._head = self._model.head_of(self.ids)
-        self._embeddings = None
+        self._head = self.model.head_of(self.ids)
+        self.embeddings = self.model.embed(self.ids[None])[0] if on_gpu() else None
         self._allowed = None
         if any(each != own[0] for each in own):
             self._allowed = mx.array([[True] * len(frequent) + [token in each for token in others] for each in own])
@@ -85,22 +87,6 @@ class OutputHead:
         whole = mx.full((len(logits), self.vocab_size), -mx.inf, logits.dtype)
         whole[:, self.ids] = logits
         return whole
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        """Ids (B, L) -> embeddings (B, L, d)."""
-        return self._model.embed(tokens)
-
-    def embed_indices(self, indices: mx.array) -> mx.array:
-        """Return the embeddings, (B, L, d), of ids given by their indices in `ids`, (B, L).
-
-        A GPU reads copied embeddings, which saves the lookup of the ids. On a CPU, the copies would take longer.
-        """
-        assert self.ids is not None
-        if not on_gpu():
-            return self.embed(self.ids[indices])
-        if self._embeddings is None:
-            self._embeddings = self.embed(self.ids[None])[0]
-        return self._embeddings[indices]
 
     def likeliest(self, logits: mx.array) -> mx.array:
         """(B, N) -> the index of the most likely of `ids`, (B, 1)."""
@@ -167,7 +153,7 @@ class DraftSampler:
             new = (self._choice or head.likeliest)(logits)
         self._chosen.append(new.astype(mx.uint32))
         if len(self._chosen) <= EARLY_STEPS:
-            mx.async_eval(self._chosen[-1])  # type: ignore[no-untyped-call]  # runs while the host prepares the next step
+            mx.async_eval(self._chosen[-1])  # type: ignore[no-untyped-call]  # runs while the host builds the next step
         return self._chosen[-1]
 
     def ids(self, chosen: mx.array) -> mx.array:
@@ -176,7 +162,8 @@ class DraftSampler:
 
     def embedded(self, chosen: mx.array) -> mx.array:
         """Return the embeddings of tokens from `choose`, (B, 1, d)."""
-        return self._head.embed(chosen) if self._ids is None else self._head.embed_indices(chosen)
+        embeddings = None if self._ids is None else self._head.embeddings
+        return self._head.model.embed(self.ids(chosen)) if embeddings is None else embeddings[chosen]
 
     def _choose_by_options(self, logits: mx.array) -> mx.array:
         """(B, 1, V) -> (B, 1)."""

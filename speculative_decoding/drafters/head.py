@@ -70,10 +70,10 @@ class BatchHeadDrafter(BatchDrafter):
     def _features(self, requests: Iterable[RequestView], slots: int) -> mx.array:
         """Return the state from which the head starts each row's draft, (B, d); see `DraftHead.features_at`."""
         if not self._hidden:
-            return mx.broadcast_to(self._head.start_outputs, (slots, self._head.config.d_model))
+            return mx.broadcast_to(self._head.outputs(self._head.start_state), (slots, self._head.config.d_model))
         positions = mx.array([self._last_verified.get(slot, 0) for slot in range(slots)])
         state = self._head.features_at(self._hidden, positions.reshape(slots, 1, 1, 1))
         if all(request.slot in self._last_verified for request in requests):
             return state
         is_first = mx.array([[slot not in self._last_verified] for slot in range(slots)])
-        return mx.where(is_first, self._head.start_outputs, state)
+        return mx.where(is_first, self._head.outputs(self._head.start_state), state)

@@ -49,6 +49,7 @@ def selected(numbers: mx.array, *arrays: mx.array) -> mx.array:
         found = mx.where(numbers == i, each, found)
     return found
 
+
 def joined_columns(arrays: Sequence[mx.array]) -> mx.array:
     """Concatenate ids (B, any number) along the second axis.
 

@@ -136,11 +136,6 @@ class DraftHead(nn.Module):
         """The initial state (d,), used until a token has been verified."""
         return normed(self.start)
 
-    @property
-    def start_outputs(self) -> mx.array:
-        """The `outputs` of the initial state, (d,)."""
-        return self.outputs(self.start_state)
-
     def features(self, hidden: mx.array, weight: mx.array | None = None) -> mx.array:
         """Return the state after a verification.
 
@@ -199,8 +194,8 @@ class DraftHead(nn.Module):
         head.load_weights([*dict(tree_flatten(self.parameters())).items()])
         return head
 
-    # While decoding, states are `outputs`, which saves an operation per token: the norm's kernel multiplies by the weight
-    # `norm`, and `join_state` divides by it.
+    # While decoding, states are `outputs`, which saves an operation per token: the last norm multiplies by the weight
+    # `norm`, and the matrix of `join_state` is divided by it.
 
     def features_at(self, hidden: Sequence[mx.array], positions: mx.array) -> mx.array:
         """Return the `outputs` of `features` at one position of each row, (B, d).

@@ -26,6 +26,7 @@ def head_of(ids: Sequence[int], logits: Sequence[float]) -> OutputHead:
     model: Any = SimpleNamespace(
         config=SimpleNamespace(vocab_size=VOCAB), logits=None, head_of=lambda some: lambda states: whole[:, some]
     )
+    model.embed = lambda tokens: mx.zeros((*tokens.shape, 4))
     head = OutputHead(model, VOCAB, ids)
     head.use_sources([[]])
     return head

@@ -114,7 +114,7 @@ def test_a_greedy_round_runs_as_many_operations_for_one_row_as_for_many(drafter:
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("num_draft_tokens", [0, 4])
 def test_a_greedy_decision_takes_two_operations(num_draft_tokens: int) -> None:
-    """The host compares the draft with the target's tokens. The other operation looks for logits that are not finite."""
+    """The host compares the draft with the arg-max. The other operation detects logits that are not finite."""
     rows = [row for row in running("model", 2)._batch.slots if row is not None]
     draft = Draft(mx.zeros((2, num_draft_tokens), mx.uint32))
     logits = mx.random.normal((2, num_draft_tokens + 1, VOCAB))
