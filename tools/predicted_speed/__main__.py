@@ -3,6 +3,8 @@
 Drafts come from the target's draft head, or from a small model of the same family. The prediction ignores encoders,
 text processing, and the keys and values of attention, except for a speech model's cross-attention over one window.
 
+With --traces FILE ..., it instead counts the dispatches, command buffers and host syncs in recorded rounds (traces.py).
+
 With --doctor FILE, the tool reads a report written by `doctor --json FILE`. It prints the best draft lengths for the
 costs in the report, and predicted times of passes next to the measured times.
 """
@@ -30,9 +32,12 @@ from .costs import (
     recommend_length,
     relative_costs,
 )
+from .traces import traced_lines
 
 ACCEPTANCE_RATES = (0.5, 0.7, 0.9)
-HEAD_START_DISPATCHES = 13  # concatenating hidden states, their norm and projection, and concatenating the draft's ids
+HEAD_START_DISPATCHES = (
+    8  # joining and selecting hidden states, their norms and projection; joining ids and their lookup
+)
 TARGETS = (  # name, bits, draft model
     ("t5-small", 16, None),
     ("t5-base", 16, "t5-small"),
@@ -54,7 +59,9 @@ TARGETS = (  # name, bits, draft model
 
 
 class Size(NamedTuple):
-    """The weights and kernels of a model with a published size, as counted in docs/decisions/metal-source.md.
+    """The weights and kernels of a model with a published size.
+
+    The kernels are counted in docs/decisions/metal-source.md, without those that metal-dispatches.md saves.
 
     nbytes: the bytes of weights that a pass reads, including a speech model's cross-attention keys and values.
     new, old: the numbers of kernels in passes over one and over six positions, on M3 and later (new), and on M1 and M2
@@ -76,26 +83,26 @@ class Size(NamedTuple):
 
 
 SIZES = {  # keyed by name and bits
-    ("t5-small", 16): Size(76_959_232, (87, 110), (87, 134), 8_390_656, 15, 1_572_864),
-    ("t5-base", 16): Size(247_587_072, (165, 206), (165, 254), 15_731_712, 15, 3_538_944),
-    ("t5-large", 16): Size(770_591_744, (321, 398), (321, 494), 25_169_920, 15, 6_291_456),
-    ("t5-3b", 16): Size(2_884_521_984, (321, 398), (321, 470), 37_752_832, 15, 6_291_456),
-    ("t5-3b", 4): Size(858_673_152, (393, 470), (393, 494), 37_752_832, 15, 6_291_456),
-    ("t5-11b", 16): Size(11_340_244_992, (321, 398), (321, 470), 88_084_480, 15, 6_291_456),
-    ("t5-11b", 4): Size(3_236_849_664, (393, 470), (393, 542), 88_084_480, 15, 6_291_456),
-    ("flan-t5-xl", 16): Size(2_849_806_336, (320, 397), (320, 493), 100_671_488, 15, 25_165_824),
-    ("flan-t5-small", 16): Size(76_965_248, (112, 141), (112, 157), 9_177_088, 15, 1_572_864),
-    ("flan-t5-xl", 4): Size(896_309_248, (392, 469), (392, 517), 100_671_488, 15, 25_165_824),
-    ("nllb-3.3b", 16): Size(3_869_671_424, (396, 473), (396, 569), 83_894_272, 16, 25_165_824),
-    ("nllb-600m", 16): Size(877_453_312, (204, 245), (204, 293), 25_169_920, 16, 6_291_456),
-    ("nllb-3.3b", 4): Size(1_843_822_592, (444, 521), (444, 593), 83_894_272, 16, 25_165_824),
-    ("whisper-base", 16): Size(116_147_200, (108, 131), (108, 155), 11_462_656, 15, 1_572_864),
-    ("whisper-large-v3", 16): Size(1_849_088_000, (524, 625), (524, 753), 44_385_280, 15, 9_830_400),
-    ("distil-large-v3", 16): Size(241_126_400, (44, 55), (44, 63), 44_385_280, 15, 6_553_600),
-    ("whisper-large-v3", 4): Size(793_958_400, (588, 689), (588, 753), 44_385_280, 15, 9_830_400),
-    ("t5gemma2-4b", 16): Size(7_760_198_656, (1000, 1107), (1000, 1209), 146_810_880, 18, 39_321_600),
-    ("t5gemma2-270m", 16): Size(536_196_352, (536, 631), (572, 685), 14_420_480, 18, 2_457_600),
-    ("t5gemma2-4b", 4): Size(3_147_774_976, (1000, 1107), (1000, 1141), 146_810_880, 18, 39_321_600),
+    ("t5-small", 16): Size(76_959_232, (86, 104), (86, 128), 8_390_656, 13, 1_572_864),
+    ("t5-base", 16): Size(247_587_072, (164, 200), (164, 248), 15_731_712, 13, 3_538_944),
+    ("t5-large", 16): Size(770_591_744, (319, 391), (320, 488), 25_169_920, 13, 6_291_456),
+    ("t5-3b", 16): Size(2_884_521_984, (319, 391), (320, 464), 37_752_832, 13, 6_291_456),
+    ("t5-3b", 4): Size(858_673_152, (391, 463), (392, 488), 37_752_832, 13, 6_291_456),
+    ("t5-11b", 16): Size(11_340_244_992, (319, 391), (320, 464), 88_084_480, 13, 6_291_456),
+    ("t5-11b", 4): Size(3_236_849_664, (391, 463), (392, 536), 88_084_480, 13, 6_291_456),
+    ("flan-t5-xl", 16): Size(2_849_806_336, (319, 391), (319, 487), 100_671_488, 13, 25_165_824),
+    ("flan-t5-small", 16): Size(76_965_248, (111, 135), (111, 151), 9_177_088, 13, 1_572_864),
+    ("flan-t5-xl", 4): Size(896_309_248, (391, 463), (391, 511), 100_671_488, 13, 25_165_824),
+    ("nllb-3.3b", 16): Size(3_869_671_424, (393, 465), (393, 561), 83_894_272, 14, 25_165_824),
+    ("nllb-600m", 16): Size(877_453_312, (201, 237), (201, 285), 25_169_920, 14, 6_291_456),
+    ("nllb-3.3b", 4): Size(1_843_822_592, (441, 513), (441, 585), 83_894_272, 14, 25_165_824),
+    ("whisper-base", 16): Size(116_147_200, (105, 123), (105, 147), 11_462_656, 13, 1_572_864),
+    ("whisper-large-v3", 16): Size(1_849_088_000, (521, 617), (521, 745), 44_385_280, 13, 9_830_400),
+    ("distil-large-v3", 16): Size(241_126_400, (41, 47), (41, 55), 44_385_280, 13, 6_553_600),
+    ("whisper-large-v3", 4): Size(793_958_400, (585, 681), (585, 745), 44_385_280, 13, 9_830_400),
+    ("t5gemma2-4b", 16): Size(7_760_198_656, (1000, 1102), (1000, 1204), 146_810_880, 16, 39_321_600),
+    ("t5gemma2-270m", 16): Size(536_196_352, (536, 626), (572, 680), 14_420_480, 16, 2_457_600),
+    ("t5gemma2-4b", 4): Size(3_147_774_976, (1000, 1102), (1000, 1136), 146_810_880, 16, 39_321_600),
 }
 
 
@@ -203,7 +210,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chip", nargs="+", choices=[*CHIPS], default=[*CHIPS], help="Macs (default: all)")
     parser.add_argument("--doctor", type=Path, metavar="FILE", help="predict for a report that doctor wrote as JSON")
+    traces = "count the dispatches of rounds in these files"
+    parser.add_argument("--traces", nargs="+", type=Path, metavar="FILE", help=traces)
     chosen = parser.parse_args()
+    if chosen.traces is not None:
+        print(*traced_lines(chosen.traces), sep="\n")
+        return
     if chosen.doctor is not None:
         print(*report_lines(json.loads(chosen.doctor.read_text(encoding="utf-8"))), sep="\n")
         return
