@@ -139,7 +139,8 @@ class DraftChoice:
         self._rules = rules
         self._ids = ids
         self._first_timestamp = first_timestamp
-        self._last = mx.array([[0, *own][-2:] for own in tokens], mx.uint32)  # 0 pads a single token (English models)
+        last_two = mx.array([[0, *own][-2:] for own in tokens], mx.uint32)  # 0 pads a single token (English models)
+        self._before, self._last = mx.split(last_two, 2, axis=1)
 
     def __call__(self, logits: mx.array) -> mx.array:
         """(B, N) -> (B, 1)."""
@@ -147,8 +148,7 @@ class DraftChoice:
         is_likelier = mx.logsumexp(timestamps, axis=-1, keepdims=True) > others.max(axis=-1, keepdims=True)
         best_timestamp = mx.argmax(timestamps, axis=-1, keepdims=True) + others.shape[-1]
         new = self._ids[mx.where(is_likelier, best_timestamp, mx.argmax(others, axis=-1, keepdims=True))]
-        before, last = self._last[:, :1], self._last[:, 1:]
-        ends_segment = (last >= self._rules.zero) & (before < self._rules.text_end) & (new != self._rules.text_end)
-        new = mx.where(ends_segment, last, new)
-        self._last = mx.concatenate([last, new], axis=1)
+        begins_pair = (self._last >= self._rules.zero) & (self._before < self._rules.text_end)
+        new = mx.where(begins_pair & (new != self._rules.text_end), self._last, new)
+        self._before, self._last = self._last, new
         return new
