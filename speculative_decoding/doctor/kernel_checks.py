@@ -18,7 +18,7 @@ from ..models.attention import attend, joined_heads
 from ..models.base import EncoderDecoder
 from ..models.config import LayerConfig
 from ..models.gemma import Norm, SelfAttention
-from ..models.layers import matrix
+from ..models.layers import DerivedWeight, matrix
 from ..models.rope import Rope
 
 LENGTHS = (1, 6, 8, 9)  # MLX uses different Metal kernels for attention with up to 8 queries and with more
@@ -113,7 +113,7 @@ def norm_case(norm: nn.Module, dtype: mx.Dtype) -> Case:
     found = norm(x)
     with mx.stream(mx.cpu):
         x = x.astype(mx.float32)
-        weight = (norm.derive() if isinstance(norm, Norm) else norm.weight).astype(mx.float32)
+        weight = (norm.derive() if isinstance(norm, DerivedWeight) else norm.weight).astype(mx.float32)
         centered = x - x.mean(axis=-1, keepdims=True) if isinstance(norm, nn.LayerNorm) else x
         expected = centered / mx.sqrt(mx.square(centered).mean(axis=-1, keepdims=True) + norm.eps) * weight
         if "bias" in norm:
