@@ -10,10 +10,9 @@ from types import MappingProxyType
 
 from speculative_decoding.cli.modes import BASELINE, DecodingMode
 from speculative_decoding.decoding.results import GenerationResult
-from speculative_decoding.drafters import BatchDrafter, DraftHead, DraftModel, NgramDrafter, model_drafter
+from speculative_decoding.drafters import BatchDrafter, DraftHead, NgramDrafter, checked_draft, model_drafter
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.shared_encoder import shares_encoder
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.session import Session
 
@@ -100,9 +99,6 @@ def ours(
 def auto_parts(target: EncoderDecoder, draft: object) -> tuple[NgramDrafter, BatchDrafter, int]:
     """Return the arguments with which a session creates an `AutoDrafter`."""
     assert isinstance(draft, EncoderDecoder | DraftHead)
-    if isinstance(draft, EncoderDecoder):
-        model = model_drafter(DraftModel(draft), target, shares_encoder(target, draft))
-    else:
-        model = model_drafter(draft, target)
+    model = model_drafter(checked_draft(draft, target), target)
     ngram = NgramDrafter(pieces=target.pieces, max_ngram_size=GenerationOptions().max_ngram_size)
     return ngram, model, target.config.vocab_size

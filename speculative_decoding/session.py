@@ -97,9 +97,9 @@ def load(
     Args:
         path_or_name: A folder, the name of a folder in models/, or the name of a model on the Hub, which is downloaded
             if needed.
-        draft: The draft model or draft head; or "self-8bit", the target itself quantized to 8 bits, for model families
-            without a smaller model. A draft model may have any vocabulary: if it differs from the target's, the text
-            that the draft model writes is the draft.
+        draft: The draft model or draft head; or "self-4bit" or "self-8bit", a copy of the target's decoder in 4 or 8
+            bits, for model families without a smaller model. A draft model may have any vocabulary: if it differs from
+            the target's, the text that the draft model writes is the draft.
         drafter: The drafter for all requests; see `GenerationOptions`.
         num_draft_tokens: The number of draft tokens for all requests; see `GenerationOptions`.
         dtype: The type to compute in: float32, bfloat16 or float16. Default: on a GPU, the stored type, but float16
@@ -284,15 +284,13 @@ class Session:
             require_text(self.model)
         check_drafter(self.options.drafter, self.draft_model)
         draft, tokenizer = self.draft_model, self.draft_tokenizer
-        self.drafts_text = shares = False
+        self.drafts_text = False
         if isinstance(draft, EncoderDecoder):
-            from .models.shared_encoder import shares_encoder
-
             require_draft(self.model, draft)
             self.drafts_text = tokenizer is not None and token_difference(self.model, draft) is not None
-            shares = not self.drafts_text and shares_encoder(self.model, draft)
         if self.draft_prompt is not None:
             self.draft_prompt.require_effect(drafts_text=self.drafts_text, is_speech=self.model.audio is not None)
+        use = "text" if self.drafts_text else ""
         make_timed_drafter: Callable[[], BatchDrafter] | None = None
         self._make_model_drafter: Callable[[], BatchDrafter] | None = None
         if self.drafts_text:
@@ -303,10 +301,11 @@ class Session:
             checked = checked_draft(draft, self.model, self.draft_vocabulary)
             if isinstance(checked, DraftHead):
                 self.draft_model = checked
-            make_timed_drafter = self._make_model_drafter = partial(model_drafter, checked, self.model, shares)
+            else:
+                use = checked.shares
+            make_timed_drafter = self._make_model_drafter = partial(model_drafter, checked, self.model)
         elif self.draft_vocabulary is not None:
             raise InputError("has no effect without a draft model", "draft_vocabulary", "leave it out")
-        use = "text" if self.drafts_text else "shared" if shares else ""
         self.planner = PassPlanner(self.model, draft, make_timed_drafter, use=use)
 
     @property

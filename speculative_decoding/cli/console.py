@@ -49,7 +49,7 @@ def interact(chosen: argparse.Namespace, processes: Any = None) -> int:
 
 def run(state: ConsoleState) -> int:
     """Process input lines until the user quits, and return the exit status."""
-    models = state.config.describe(drafts_text=state.session.drafts_text)
+    models = state.config.describe(state.pair)
     state.console.print(f"{models}\nEnter a prompt, /help for the commands, or /quit to exit.")
     while True:
         try:

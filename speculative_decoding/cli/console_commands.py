@@ -18,7 +18,7 @@ from rich.text import Text as Line
 from ..decoding.prompt import check_languages, check_token_ids
 from ..errors import InputError, Message, Name, shown, similar_names
 from ..loading.load import model_names
-from ..loading.pair import SELF_DRAFT, ModelPair
+from ..loading.pair import SELF_DRAFTS, ModelPair
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs
 from ..sampling.values import Bool, OptionSpec, specs_of
@@ -67,6 +67,7 @@ class ConsoleState:
     runner: Comparison = field(default_factory=lambda: Comparison(is_on=False))
     flags: PromptFlags = field(default_factory=PromptFlags)
     session: Session = field(init=False)
+    pair: ModelPair = field(init=False)
     _opened: ExitStack = field(init=False, default_factory=ExitStack)
 
     def __enter__(self) -> ConsoleState:
@@ -121,7 +122,7 @@ class ConsoleState:
         pair = pair or config.open(use_draft=True)
         config = config.with_memory(pair)
         self.session = self._opened.enter_context(config.session(pair))
-        self.config = config
+        self.config, self.pair = config, pair
 
     def open_other_models(self, model: str, draft_model: str | None) -> None:
         """Open other models with the current options. If that fails, reopen the previous ones."""
@@ -142,7 +143,7 @@ class ConsoleState:
         config = replace(make_run_config(paths, changed, flags), memory=self.config.memory)
         pair = config.open(use_draft=True)
         self._opened.close()
-        del self.session  # free the old target before loading the new one
+        del self.session, self.pair  # free the old target before loading the new one
         try:
             self.open(config, pair)
         except BaseException:
@@ -295,7 +296,7 @@ for name, spec in {**specs_of(PromptFlags), **option_specs()}.items():
 
 
 def describe_models(state: ConsoleState) -> str:
-    return replace(state.config, chosen=state.options).describe(drafts_text=state.session.drafts_text)
+    return replace(state.config, chosen=state.options).describe(state.pair)
 
 
 @Command("/model [TARGET [DRAFT]]", "use other models, or show the current models", describe_models, model_names)
@@ -307,7 +308,7 @@ def set_model(state: ConsoleState, text: str) -> None:
         state.open_other_models(names[0], names[1] if len(names) > 1 else None)
 
 
-@Command("/draft-model NAME", "use another draft with this target", choices=lambda: [*model_names(), SELF_DRAFT])
+@Command("/draft-model NAME", "use another draft with this target", choices=lambda: [*model_names(), *SELF_DRAFTS])
 def set_draft_model(state: ConsoleState, text: str) -> None:
     state.open_other_models(str(state.config.models.model), parse("draft_model", text.strip()))
 

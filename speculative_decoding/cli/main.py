@@ -85,7 +85,7 @@ def decode_prompts(chosen: argparse.Namespace, processes: Any = None) -> int:
     prompts = given_prompts(flags)
     first = next(prompts)
     pair = config.open()
-    say(config.describe(drafts_text=pair.drafts_text))
+    say(config.describe(pair))
     config = config.with_memory(pair)
     model, tokenizer, options = pair.target.model, pair.target.tokenizer, config.options
     build_decoder_prompt(model, tokenizer, options)  # raises before the weights are read, like the next line

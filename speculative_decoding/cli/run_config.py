@@ -21,7 +21,7 @@ from ..drafters import with_default_drafter
 from ..errors import InputError, Message, Name
 from ..loading.load import BUNDLED, DTYPES, ModelHandle, Shard, local_folder, locate
 from ..loading.names import shown_name
-from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, DraftPrompt, ModelPair, fingerprint, open_pair
+from ..loading.pair import SELF_DRAFTS, DraftPrompt, ModelPair, fingerprint, open_pair
 from ..models.memory_budget import memory_limits
 from ..runs.places import require_writable
 from ..sampling import GenerationOptions
@@ -57,7 +57,7 @@ DRAFTERS_OF_FLAGS = {
 }
 
 MODEL = "target model: a folder, a name in models/ or on the Hub (default: t5-11b with t5-small, or the bundled pair)"
-DRAFT_MODEL = f"draft model or draft head; {SELF_DRAFT}: the target itself in {SELF_DRAFT_BITS} bits (default: none)"
+DRAFT_MODEL = f"draft model or draft head; {' or '.join(SELF_DRAFTS)}: the target in 4 or 8 bits (default: none)"
 ADAPTER = "LoRA adapter of the target, which PEFT saved: a folder, or a name on the Hub (default: none)"
 DTYPE = "data type for computation (default: as stored on a GPU, float16 on M1 and M2, float32 on a CPU)"
 DRAFT_VOCAB = Message(
@@ -91,7 +91,7 @@ class ModelFlags:
     dtype: A[str | None, Text(tuple(DTYPES)), DTYPE] = None
 
     def find(self) -> ModelFlags:
-        """Find the models' folders; `SELF_DRAFT` has none. Raises an `InputError` that names the flag."""
+        """Find the models' folders; `SELF_DRAFTS` have none. Raises an `InputError` that names the flag."""
         if not self.model and self.adapter is not None:
             raise InputError(
                 f"{self.adapter} needs the model that it was trained for", "adapter", Message("name it with {model}")
@@ -99,7 +99,7 @@ class ModelFlags:
         draft: str | Path | None
         target, draft = (find(self.model, "model"), None) if self.model else find_default_pair()
         if self.draft_model is not None:
-            draft = self.draft_model if self.draft_model == SELF_DRAFT else find(self.draft_model, "draft_model")
+            draft = self.draft_model if self.draft_model in SELF_DRAFTS else find(self.draft_model, "draft_model")
         return replace(self, model=target, draft_model=draft)
 
 
@@ -281,8 +281,8 @@ class RunConfig:
             **({} if memory is None or memory.languages is None else {"memory_languages": memory.languages}),
         }
 
-    def describe(self, *, drafts_text: bool = False) -> str:
-        """Describe the models and drafts in one line. drafts_text: see `ModelPair`."""
+    def describe(self, pair: ModelPair | None = None) -> str:
+        """Describe the models and drafts in one line. pair: the models, if they have been opened."""
         models, options = self.models, self.options
         target = shown_name(Path(models.model))
         if models.adapter is not None:
@@ -294,12 +294,9 @@ class RunConfig:
         elif not options.runs_draft_model or models.draft_model is None:
             draft = "drafts copied from the text" if options.looks_up_ngrams else f"drafter {options.drafter}"
         else:
-            is_self = models.draft_model == SELF_DRAFT
-            draft = (
-                f"draft {target} in {SELF_DRAFT_BITS} bits"
-                if is_self
-                else f"draft {shown_name(Path(models.draft_model))}"
-            )
+            bits = SELF_DRAFTS.get(str(models.draft_model))
+            draft = f"draft {target} in {bits} bits" if bits else f"draft {shown_name(Path(models.draft_model))}"
+            drafts_text = pair is not None and pair.drafts_text
             if drafts_text:
                 draft += ", which has another vocabulary: its text is the draft"
             if options.looks_up_ngrams:
@@ -309,7 +306,7 @@ class RunConfig:
         if models.draft_model is None and self.chosen.drafter is None:
             from ..loading.suggested_drafts import suggested_draft
 
-            if suggestion := suggested_draft(models.model):
+            if suggestion := suggested_draft(models.model, None if pair is None else pair.target):
                 draft += f"; to use a draft model, add --draft-model {suggestion}"
         return f"target {target}, {draft}"
 

@@ -118,7 +118,7 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         prefix = flags.prefix or language_prefix(model, tokenizer, own.src_lang, own.tgt_lang)
         languages = languages_of(named, prefix, flags.write_memory)
         require_usable(model, tokenizer, config.options, prefix)
-        say(config.describe(drafts_text=pair.drafts_text))
+        say(config.describe(pair))
         settings = run_settings(config, pair, options, terms) | {"languages": languages, "outputs": places.names}
         journal = opened_journal(stack, settings, places, flags.force)
         session = stack.enter_context(config.session(pair))

@@ -43,8 +43,8 @@ class PassPlanner:
         target: The model whose passes are planned.
         draft: The network of the draft model or draft head; None without a draft.
         make_drafter: Builds a drafter that always runs `draft`, so that calibration can time it; None without a draft.
-        use: What else affects the draft's costs: "shared" if the draft reads the target's encoder output, "text" if it
-            writes text in another vocabulary.
+        use: What else affects the draft's costs: what it shares with the target (`models.shared_encoder.shared_part`),
+            or "text" if it writes text in another vocabulary.
     """
 
     def __init__(

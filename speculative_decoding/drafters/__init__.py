@@ -124,9 +124,13 @@ def choose_drafter(
 def checked_draft(
     draft: EncoderDecoder | DraftHead, target: EncoderDecoder, vocabulary: DraftVocabulary | None = None
 ) -> DraftModel | DraftHead:
-    """Limit a draft model or head to a vocabulary. Raises `InputError` if its tokens are not the target's."""
+    """Prepare a draft model or head for this target, limited to a vocabulary.
+
+    Raises `InputError` if its tokens are not the target's.
+    """
     if isinstance(draft, DraftHead):
         return draft if vocabulary is None else draft.with_frequent(vocabulary.ids)
+    from ..models.shared_encoder import shared_part
     from .draft_model import DraftModel
 
     if (difference := token_difference(target, draft)) is not None:
@@ -134,23 +138,15 @@ def checked_draft(
             f"draft model: {difference}",
             way_out=Message("give its {draft_tokenizer} to draft its text, or choose another draft"),
         )
-    return DraftModel(draft, vocabulary)
+    return DraftModel(draft, vocabulary, shared_part(target, draft))
 
 
-def model_drafter(
-    draft_model: DraftModel | DraftHead, target: EncoderDecoder, shares_encoder: bool = False
-) -> BatchDrafter:
-    """Build the drafter for a draft model or head.
-
-    Args:
-        draft_model: A draft model or head with the target's tokens (see `checked_draft`).
-        target: The target.
-        shares_encoder: Whether the draft model uses the target's encoder (`models.shared_encoder`) and its output.
-    """
+def model_drafter(draft_model: DraftModel | DraftHead, target: EncoderDecoder) -> BatchDrafter:
+    """Build the drafter for a draft model or head with the target's tokens (see `checked_draft`)."""
     if isinstance(draft_model, DraftHead):
         from .head import BatchHeadDrafter
 
         return BatchHeadDrafter(draft_model, target)
     from .model import BatchModelDrafter
 
-    return BatchModelDrafter(draft_model, target.config.vocab_size, shares_encoder=shares_encoder)
+    return BatchModelDrafter(draft_model, target.config.vocab_size)

@@ -78,7 +78,14 @@ class DraftVocabulary:
 
 @dataclass(frozen=True)
 class DraftModel:
-    """A draft model, and the tokens that it may propose; None means all tokens."""
+    """A draft model, and its use.
+
+    Args:
+        model: The model.
+        vocabulary: The tokens that it may propose; None means all tokens.
+        shares: What it reads from the target; see `models.shared_encoder.shared_part`.
+    """
 
     model: EncoderDecoder
     vocabulary: DraftVocabulary | None = None
+    shares: str = ""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import mlx.core as mx
 
 from ..models.cache import DecoderCache
+from ..models.shared_encoder import CROSS_ATTENTION
 from ..models.source import Source, token_ids
 from .base import MODEL, BatchDrafter, Draft, RequestView, num_shared, renumbered
 from .draft_model import DraftModel
@@ -20,17 +21,17 @@ class BatchModelDrafter(BatchDrafter):
     Args:
         draft_model: The model, optionally with a reduced vocabulary.
         vocab_size: The target's vocabulary size, which may include more padding than the draft model's.
-        shares_encoder: Whether the draft model uses the target's encoder, and so the target's encoder output.
     """
 
-    def __init__(self, draft_model: DraftModel, vocab_size: int, *, shares_encoder: bool = False) -> None:
+    def __init__(self, draft_model: DraftModel, vocab_size: int) -> None:
         self._model = draft_model.model
         vocabulary = draft_model.vocabulary
         if vocabulary is None:
             self._output_head = OutputHead(self._model, vocab_size)
         else:
             self._output_head = OutputHead(self._model, vocab_size, vocabulary.ids, vocabulary.by_source)
-        self._shares_encoder = shares_encoder
+        self._shares = draft_model.shares
+        self._target_cache: DecoderCache | None = None  # set if its cross keys and values are also the draft model's
         self._cache: DecoderCache | None = None
         # By slot:
         self._sources: dict[int, Source] = {}
@@ -38,12 +39,16 @@ class BatchModelDrafter(BatchDrafter):
         self._held: dict[int, list[int]] = {}  # the ids in the cache; set once the source has been encoded
         self._drafted: tuple[list[int], mx.array] | None = None  # slots and (B, K) ids of the last draft
 
+    def use_cache(self, cache: DecoderCache) -> None:
+        if self._shares == CROSS_ATTENTION:
+            self._target_cache = cache
+
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
         self._read_drafted()
         slot = request.slot
         self._sources[slot] = request.source
         self._encoder_outputs.pop(slot, None)
-        if self._shares_encoder and encoder_output is not None:
+        if self._shares and encoder_output is not None:
             self._encoder_outputs[slot] = encoder_output
         self._held.pop(slot, None)
 
@@ -89,8 +94,14 @@ class BatchModelDrafter(BatchDrafter):
             self._drafted = None
 
     def _read_sources(self, drafting: Sequence[int], slots: int) -> None:
-        """Encode, in one batch, the sources of slots that draft for the first time."""
+        """Encode, in one batch, the sources of slots that draft for the first time, or share the target's cache."""
         new = [slot for slot in drafting if slot not in self._held]
+        if self._target_cache is not None:
+            self._cache = self._cache or DecoderCache.beside(self._target_cache)
+            self._cache.follow_sources(self._target_cache)
+            self._encoder_outputs.clear()
+            self._held |= {slot: [] for slot in new}
+            return
         unread = [slot for slot in new if slot not in self._encoder_outputs]
         encoder_outputs = self._model.encode_rows([self._sources[slot] for slot in unread]) if unread else []
         self._encoder_outputs |= dict(zip(unread, encoder_outputs, strict=True))

@@ -210,7 +210,7 @@ def open_models(config: RunConfig, files: BatchFlags, processes: ProcessGroup | 
         require_recordings(config.options, files, processes)
     else:
         config = config.with_memory(pair)
-    say(config.describe(drafts_text=pair.drafts_text))
+    say(config.describe(pair))
     if config.options.draft_tokens == 0:  # for example, with --num-draft 0; a line cannot turn drafting on
         config = replace(config, chosen=config.chosen.with_values(drafter="none"))
     return config, pair

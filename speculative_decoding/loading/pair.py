@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import Any
 
+from ..checkpoints.base import QUANTIZED_PARTS, part_name
 from ..errors import InputError, Message, note
 from ..models import memory_budget
-from ..models.base import EncoderDecoder
+from ..models.base import EncoderDecoder, checked_sources, is_read_by_pass, quantizable
 from ..sampling.options import short_repr, validate
 from ..sampling.values import Text
 from . import manifest
@@ -20,8 +22,7 @@ from .draft_head import DraftHeadHandle, open_draft
 from .load import ModelHandle, Shard, open_model
 from .names import shown_name
 
-SELF_DRAFT = "self-8bit"  # a value of `draft` that means the target itself, quantized to 8 bits
-SELF_DRAFT_BITS = 8
+SELF_DRAFTS = {"self-4bit": 4, "self-8bit": 8}  # values of `draft` that mean a quantized copy of the target -> bits
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,32 @@ class DraftPrompt:
 
 
 @dataclass(frozen=True)
+class SelfDraft:
+    """A draft model that is a copy of `target` with a quantized decoder and head, made when weights are loaded.
+
+    nbytes: the size of the quantized weights in bytes; everything else is shared.
+    layers: the layers to quantize; see `share_all_but`.
+    """
+
+    target: ModelHandle
+    model: EncoderDecoder
+    nbytes: int
+    layers: Collection[str]
+    bits: int
+    group_size: int
+
+    @property
+    def folder(self) -> Path:
+        return self.target.folder
+
+    def load_weights(self) -> None:
+        """Quantize the target's weights, which must be loaded first. Reads no file."""
+        from ..models.shared_encoder import share_all_but
+
+        share_all_but(self.model, self.target.model, self.layers, self.bits, self.group_size)
+
+
+@dataclass(frozen=True)
 class ModelPair:
     """A target, and its draft model or draft head, if any. Call `load_weights` before using them.
 
@@ -63,7 +90,7 @@ class ModelPair:
     """
 
     target: ModelHandle
-    draft: ModelHandle | DraftHeadHandle | None = None
+    draft: ModelHandle | SelfDraft | DraftHeadHandle | None = None
     drafts_text: bool = False
 
     @property
@@ -98,7 +125,7 @@ class ModelPair:
             from ..models.shared_encoder import share_encoder
 
             share_encoder(model, self.draft.model)
-        elif self.draft is not None:
+        elif isinstance(self.draft, DraftHeadHandle):
             model.keep_full_cross_attention()
 
 
@@ -117,7 +144,7 @@ def open_pair(
 
     Args:
         target: A model's folder or name.
-        draft: A draft model, a draft head of the target, or `SELF_DRAFT`.
+        draft: A draft model, a draft head of the target, or one of `SELF_DRAFTS`.
         dtype: The dtype to compute in.
         quantize: Bits per weight for the target.
         group_size: Columns per group of quantized weights (default: 64).
@@ -129,31 +156,70 @@ def open_pair(
         InputError: A model does not exist, the draft is incompatible with the target, or an argument has no effect.
         CheckpointError: A file is damaged or unsupported.
     """
-    if group_size is not None and quantize is None and draft != SELF_DRAFT:
+    bits = SELF_DRAFTS.get(draft) if isinstance(draft, str) else None
+    if group_size is not None and quantize is None and bits is None:
         raise InputError(
             Message("{size} has no effect without {quantize}", size=group_size),
             "group_size",
             "give 4 or 8 bits, or leave it out",
         )
-    if draft == SELF_DRAFT and quantize is not None:
-        raise InputError(
-            f"{SELF_DRAFT!r} needs a target that is not quantized",
-            "draft",
-            Message("leave out {quantize} {value}", value=quantize),
-        )
-    group_size = 64 if group_size is None else group_size
-    open_target = partial(open_model, target, dtype=dtype, group_size=group_size, gguf_file=gguf_file, adapter=adapter)
-    opened = open_target(quantize=quantize, shard=shard)
+    if bits is not None:
+        require_whole_target(str(draft), quantize, shard)
+    opened = open_model(
+        target,
+        dtype=dtype,
+        quantize=quantize,
+        group_size=group_size or 64,
+        gguf_file=gguf_file,
+        adapter=adapter,
+        shard=shard,
+    )
     if draft is None:
         return ModelPair(opened)
-    if draft == SELF_DRAFT:
-        return ModelPair(opened, open_target(quantize=SELF_DRAFT_BITS, beside=opened.nbytes))
+    if bits is not None:
+        return ModelPair(opened, open_self_draft(opened, bits, group_size or 64))
     opened_draft = open_draft(draft, opened, dtype=dtype)
     drafts_text = False
     if isinstance(opened_draft, ModelHandle):
         require_draft(opened.model, opened_draft.model)
         drafts_text = token_difference(opened.model, opened_draft.model) is not None
     return ModelPair(opened, opened_draft, drafts_text)
+
+
+def require_whole_target(draft: str, quantize: int | None, shard: Shard | None) -> None:
+    """Raise `InputError` for settings with which a target cannot be copied to one of `SELF_DRAFTS`."""
+    if quantize is not None:
+        way_out = Message("leave out {quantize} {value}", value=quantize)
+        raise InputError(f"{draft!r} needs a target that is not quantized", "draft", way_out)
+    if shard is not None:
+        raise InputError(f"{draft!r} needs a target in one process", "draft", "choose a draft model or a draft head")
+
+
+def open_self_draft(target: ModelHandle, bits: int, group_size: int) -> SelfDraft:
+    """Prepare a quantized copy of a target without reading weights. Raises `InputError` if it is not possible."""
+    from ..checkpoints.quantized import QuantizedCheckpoint
+
+    model, checkpoint = target.model, target.checkpoint
+    name = shown_name(target.folder)
+    if any(tensor.endswith(".scales") for tensor in checkpoint):
+        raise InputError(f"{name} is quantized already", "draft", "name the original model, or choose another draft")
+    sources = checked_sources(model, checkpoint)
+    layers = {
+        layer: names
+        for layer, names in quantizable(model, sources, group_size).items()
+        if is_read_by_pass(layer, has_head="head.weight" in sources)
+    }
+    if not layers:
+        problem = f"no layer of {name}'s decoder has rows that divide into groups of {group_size}"
+        raise InputError(problem, "draft", "choose another draft")
+    tensors = set().union(*layers.values())
+    quantized = QuantizedCheckpoint(checkpoint, tensors, bits, group_size)
+    nbytes = sum(quantized.info(part_name(tensor, part)).nbytes for tensor in tensors for part in QUANTIZED_PARTS)
+    if nbytes + target.nbytes > memory_budget.physical_memory():
+        raise memory_budget.too_large(
+            f"{name} in {bits} bits", nbytes, target.nbytes, lambda limit: "decode without this draft"
+        )
+    return SelfDraft(target, copy.copy(model), nbytes, layers.keys(), bits, group_size)
 
 
 def require_draft(target: EncoderDecoder, draft: EncoderDecoder) -> None:
@@ -194,8 +260,10 @@ def token_difference(target: EncoderDecoder, draft: EncoderDecoder) -> str | Non
     return None
 
 
-def fingerprint(handle: ModelHandle | DraftHeadHandle) -> str:
+def fingerprint(handle: ModelHandle | SelfDraft | DraftHeadHandle) -> str:
     """Return a hash of a model's manifest, or, if it has none, of its files' names, sizes and dates."""
+    if isinstance(handle, SelfDraft):
+        return hashlib.sha256(f"{fingerprint(handle.target)} {handle.bits} {handle.group_size}".encode()).hexdigest()
     files: Mapping[str, Any] = manifest.read(handle.folder)["files"]
     if not files:
         files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in handle.folder.iterdir()}

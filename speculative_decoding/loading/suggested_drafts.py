@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 
-from .load import local_folder
+import mlx.core as mx
 
+from ..models.base import checked_sources
+from ..models.device import on_gpu
+from .load import ModelHandle, local_folder
+
+LEAST_BYTES = 5e8  # of 16-bit weights; passes of smaller models take as long in fewer bits
 BUNDLED_HEADS = {"whisper-base-head": r"whisper-base(-mlx)?", "t5-web-docs-head": r"t5-web-docs"}
 # Draft -> pattern of target names. A family's smallest model drafts for the larger ones, which use the same tokenizer.
 # \1 is the first group of the pattern.
@@ -33,10 +39,12 @@ SUGGESTED_DRAFTS = {
 }
 
 
-def suggested_draft(target: str | Path) -> str | None:
+def suggested_draft(target: str | Path, opened: ModelHandle | None = None) -> str | None:
     """Return a draft for a well-known target, given its name or folder, or None for other targets.
 
-    Bundled heads are suggested only if they are installed.
+    Bundled heads are suggested only if they are installed. On a GPU, a large target in 16 bits can be its own draft.
+
+    opened: the same target, if it has been opened.
     """
     heads = {head: pattern for head, pattern in BUNDLED_HEADS.items() if local_folder(head) is not None}
     parts = re.split(r"/|--", str(target).lower())  # in the Hub's cache: models--google--mt5-base/snapshots/...
@@ -44,4 +52,12 @@ def suggested_draft(target: str | Path) -> str | None:
         for part in parts:
             if match := re.fullmatch(pattern, part):
                 return match.expand(draft)
-    return None
+    return "self-4bit" if opened is not None and may_draft_for_itself(opened) else None
+
+
+def may_draft_for_itself(target: ModelHandle) -> bool:
+    """Return whether a step of a quantized copy probably takes much less time than a step of this target."""
+    if not on_gpu() or target.model.ranks > 1 or target.nbytes < LEAST_BYTES:
+        return False
+    names = chain.from_iterable(checked_sources(target.model, target.checkpoint).values())
+    return {target.checkpoint.info(name).dtype for name in names} <= {mx.float16, mx.bfloat16}

@@ -152,6 +152,17 @@ class DecoderCache:
             layers.append(LayerCache(keys, values, mx.zeros((2, rows, heads, MIN_CAPACITY, width), keys.dtype)))
         return cls(layers, source_mask, [0] * rows, beams)
 
+    @classmethod
+    def beside(cls, other: DecoderCache) -> DecoderCache:
+        """Return a cache without tokens for the same rows, which shares the other cache's cross keys and values."""
+        return cls.empty([(layer.cross_keys, layer.cross_values) for layer in other.layers], other.source_mask)
+
+    def follow_sources(self, other: DecoderCache) -> None:
+        """Share the cross keys and values that the other cache holds now. It has the same rows."""
+        self.source_mask = other.source_mask
+        for layer, others in zip(self.layers, other.layers, strict=True):
+            layer.cross_keys, layer.cross_values = others.cross_keys, others.cross_values
+
     @property
     def max_offset(self) -> int:
         """The number of tokens in the longest row."""

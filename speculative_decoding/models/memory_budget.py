@@ -33,8 +33,14 @@ def slots_within(
     """
     models = [model] if draft_model is None else [model, draft_model]
     longest = model.max_source_tokens or 512  # tokens
-    slot = sum(slot_bytes(each, longest, max_tokens, num_beams) for each in models if isinstance(each, EncoderDecoder))
-    weights = sum(array.nbytes for each in models for array in dict(tree_flatten(each.parameters())).values())
+    slot = slot_bytes(model, longest, max_tokens, num_beams)
+    if isinstance(draft_model, EncoderDecoder):
+        from .shared_encoder import CROSS_ATTENTION, shared_part
+
+        shares = shared_part(model, draft_model) == CROSS_ATTENTION
+        slot += slot_bytes(draft_model, 1 if shares else longest, max_tokens, num_beams)
+    arrays = {id(array): array for each in models for array in dict(tree_flatten(each.parameters())).values()}
+    weights = sum(array.nbytes for array in arrays.values())  # shared arrays count once
     fitting = int((max_memory_gb * GB - weights) // slot)
     if fitting < 1:
         raise InputError(

@@ -214,7 +214,7 @@ async def listen(
     server = make_server(make_app(service, settings), service, access.trusted_proxy)
     host, port, *_ = server_socket.getsockname()
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    say(f"{config.describe(drafts_text=pair.drafts_text)}\n{url} (ready when GET /health answers ok)")
+    say(f"{config.describe(pair)}\n{url} (ready when GET /health answers ok)")
     errors: list[Exception] = []
 
     def end(error: Exception | None) -> None:

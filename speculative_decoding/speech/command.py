@@ -201,7 +201,7 @@ def open_models(given: Mapping[str, Any], options: dict[str, Any]) -> tuple[RunC
             Message("name a speech model, such as {model} openai/whisper-base"),
         )
     language = language_code(audio, TranscriptionOptions(**audio.defaults | options))
-    say(config.describe(drafts_text=pair.drafts_text))
+    say(config.describe(pair))
     return config, pair, language
 
 

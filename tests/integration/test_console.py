@@ -244,7 +244,7 @@ def test_commands_and_their_values_are_completed() -> None:
     assert completions("/num-draft ") == ["auto"]
     assert completions("The /s") == completions("/max-tokens ") == completions("/x y") == []
     assert completions("/model t5-web-docs-") == ["t5-web-docs-draft", "t5-web-docs-head"]
-    assert completions("/draft-model self") == ["self-8bit"]
+    assert completions("/draft-model self") == ["self-4bit", "self-8bit"]
 
 
 # Effects

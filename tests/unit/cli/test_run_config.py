@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -22,7 +24,7 @@ from speculative_decoding.cli.run_config import (
 )
 from speculative_decoding.drafters import TextStore
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.loading.pair import SELF_DRAFT, ModelPair
+from speculative_decoding.loading.pair import ModelPair
 from speculative_decoding.sampling.values import specs_of
 from speculative_decoding.subpackages import has_subpackage
 from tests.support.subpackages import needs_subpackage
@@ -168,10 +170,11 @@ def test_the_description_names_the_draft_in_use(folders: ModelFlags) -> None:
     def description(folders: ModelFlags, *arguments: str) -> str:
         return run_config(folders, *arguments).describe()
 
-    copies, bits = ", drafts copied from the text", ModelFlags(folders.model, SELF_DRAFT)
+    copies, bits = ", drafts copied from the text", ModelFlags(folders.model, "self-8bit")
     written = f", draft {folders.draft_model}, which has another vocabulary: its text is the draft"
-    assert run_config(folders, "--drafter", "model").describe(drafts_text=True).endswith(written)
-    assert run_config(folders).describe(drafts_text=True).endswith(f"{written}; also copies of the text")
+    pair: Any = SimpleNamespace(drafts_text=True)
+    assert run_config(folders, "--drafter", "model").describe(pair).endswith(written)
+    assert run_config(folders).describe(pair).endswith(f"{written}; also copies of the text")
     assert description(folders, "--drafter", "model").endswith(f", draft {folders.draft_model}")
     assert description(folders).endswith(f", draft {folders.draft_model} and copies of the text")
     assert description(bits).endswith(f", draft {folders.model} in 8 bits and copies of the text")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from speculative_decoding import InputError
-from speculative_decoding.loading.pair import SELF_DRAFT, open_pair, require_same_tokens
+from speculative_decoding.loading.pair import open_pair, require_same_tokens
 from speculative_decoding.loading.tokenizer import Vocabulary
 from tests.support.hub import TINY
 from tests.support.tiny import tiny_model
@@ -36,7 +36,7 @@ def test_a_draft_with_other_tokens_is_refused_with_the_first_difference() -> Non
     [
         ({"group_size": 32}, "^group_size: 32 has no effect without quantize; give 4 or 8 bits, or leave it out$"),
         (
-            {"draft": SELF_DRAFT, "quantize": 4},
+            {"draft": "self-8bit", "quantize": 4},
             "^draft: 'self-8bit' needs a target that is not quantized; leave out",
         ),
         ({"quantize": True}, "^quantize: must be one of 4, 8, not True$"),
