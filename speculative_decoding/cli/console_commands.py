@@ -67,7 +67,7 @@ class ConsoleState:
     runner: Comparison = field(default_factory=lambda: Comparison(is_on=False))
     flags: PromptFlags = field(default_factory=PromptFlags)
     session: Session = field(init=False)
-    pair: ModelPair = field(init=False)
+    pair: ModelPair | None = field(init=False, default=None)
     _opened: ExitStack = field(init=False, default_factory=ExitStack)
 
     def __enter__(self) -> ConsoleState:
@@ -143,7 +143,8 @@ class ConsoleState:
         config = replace(make_run_config(paths, changed, flags), memory=self.config.memory)
         pair = config.open(use_draft=True)
         self._opened.close()
-        del self.session, self.pair  # free the old target before loading the new one
+        del self.session  # free the old target before loading the new one
+        self.pair = None
         try:
             self.open(config, pair)
         except BaseException:

@@ -7,7 +7,7 @@ import pytest
 
 from speculative_decoding import Session
 from speculative_decoding.draft_length.probe import Probe
-from speculative_decoding.drafters import DraftModel, model_drafter
+from speculative_decoding.drafters import checked_draft, model_drafter
 from speculative_decoding.models.shared_encoder import encoder_parameters, share_encoder
 from tests.parity.test_scoring import Numbers
 from tests.support.tiny import audio_frames, noisy_copy, tiny_model, tiny_whisper
@@ -66,6 +66,6 @@ def test_a_distilled_whisper_shares_the_encoder(monkeypatch: pytest.MonkeyPatch)
 
 def test_calibration_times_a_draft_without_the_shared_encoder() -> None:
     target, draft = counting_pair(shared=True)
-    probe = Probe(target, lambda: model_drafter(DraftModel(draft), target, shares_encoder=True))
+    probe = Probe(target, lambda: model_drafter(checked_draft(draft, target), target))
     assert min(probe.draft_seconds(2)) >= 0
     assert target.encoded and not draft.encoded
