@@ -24,6 +24,7 @@ from ..draft_length.store import CALIBRATION_VARIABLE
 from ..errors import InputError
 from ..loading.load import BUNDLED, Storage, build_model, open_adapter, read_folder
 from ..loading.names import hub_name
+from ..loading.pair import SELF_DRAFTS
 from ..models.base import EncoderDecoder, checked_sources, is_read_by_pass
 from ..models.device import uses_tf32
 from ..models.draft_head import DraftHead
@@ -198,6 +199,8 @@ def size_entry(
         sizes = own
     elif own.bits is not None:
         return entry | {"skipped": "the folder is already quantized"}
+    elif precision.quantize and precision.is_tested and config.models.draft_model in SELF_DRAFTS:
+        return entry | {"skipped": "a quantized target cannot be its own draft"}
     else:
         try:
             storage = Storage(precision.dtype or own.dtype, precision.quantize)

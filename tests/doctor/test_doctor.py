@@ -112,6 +112,15 @@ def test_without_the_folder_speech_the_self_test_of_a_speech_model_is_skipped(mo
     assert diagnosis.has_passed({"self_test": found})
 
 
+def test_a_target_that_drafts_for_itself_is_not_tested_in_4_bits(pair: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    assert doctor.main([*pair[:2], "--draft-model", "self-4bit", "--json", str(file)]) == 0
+    skipped = {each["precision"]: each["skipped"] for each in json.loads(file.read_text())["precisions"]}
+    assert skipped == dict.fromkeys(("float32", "bfloat16", "8 bits")) | {
+        "4 bits": "a quantized target cannot be its own draft"
+    }
+
+
 def test_only_json_goes_to_standard_output(quantized: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert programs.main(["doctor", *quantized, "--json", "-"]) == 0
     out, err = capsys.readouterr()

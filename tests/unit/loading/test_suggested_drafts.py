@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from speculative_decoding.cli.run_config import DraftFlags, ModelFlags, make_run_config
+from speculative_decoding.loading import suggested_drafts
+from speculative_decoding.loading.load import BUNDLED, open_model
 from speculative_decoding.loading.suggested_drafts import suggested_draft
 
 
@@ -36,3 +40,25 @@ def test_a_draft_is_suggested_if_none_was_given() -> None:
 
     assert said(None).endswith("; to use a draft model, add --draft-model google/flan-t5-small")
     assert "flan-t5-small" not in said(Path("other")) + said(None, drafter="none")
+
+
+@pytest.mark.parametrize(
+    ("changes", "suggestion"),
+    [
+        ({}, "self-4bit"),
+        ({"name": "google/flan-t5-xl"}, "google/flan-t5-small"),
+        ({"dtype": "float32"}, None),
+        ({"quantize": 8}, None),
+        ({"nbytes": 4e8}, None),
+        ({"gpu": False}, None),
+    ],
+)
+def test_a_large_target_in_16_bits_on_a_gpu_may_draft_for_itself(
+    changes: dict[str, Any], suggestion: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts: dict[str, Any] = {"name": "me/mine", "dtype": "bfloat16", "quantize": None, "nbytes": 5e8, "gpu": True}
+    facts |= changes
+    monkeypatch.setattr(suggested_drafts, "on_gpu", lambda: facts["gpu"])
+    opened = open_model(BUNDLED / "t5-web-docs", dtype=facts["dtype"], quantize=facts["quantize"])
+    opened = replace(opened, nbytes=facts["nbytes"])
+    assert suggested_draft(facts["name"], opened) == suggestion
