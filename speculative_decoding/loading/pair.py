@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..checkpoints.base import QUANTIZED_PARTS, part_name
 from ..errors import InputError, Message, note
 from ..models import memory_budget
-from ..models.base import EncoderDecoder, checked_sources, is_read_by_pass, quantizable
+from ..models.base import EncoderDecoder
 from ..sampling.options import short_repr, validate
 from ..sampling.values import Text
 from . import manifest
 from .draft_head import DraftHeadHandle, open_draft
 from .load import ModelHandle, Shard, open_model
 from .names import shown_name
+
+if TYPE_CHECKING:
+    from .self_draft import SelfDraft
 
 SELF_DRAFTS = {"self-4bit": 4, "self-8bit": 8}  # values of `draft` that mean a quantized copy of the target -> bits
 
@@ -54,32 +54,6 @@ class DraftPrompt:
             if value is not None and (is_speech or not drafts_text):
                 reason = "on speech" if is_speech else "without a draft model of another vocabulary"
                 raise InputError(f"{short_repr(value)} has no effect {reason}", f"draft_{name}", "leave it out")
-
-
-@dataclass(frozen=True)
-class SelfDraft:
-    """A draft model that is a copy of `target` with a quantized decoder and head, made when weights are loaded.
-
-    nbytes: the size of the quantized weights in bytes; everything else is shared.
-    layers: the layers to quantize; see `share_all_but`.
-    """
-
-    target: ModelHandle
-    model: EncoderDecoder
-    nbytes: int
-    layers: Collection[str]
-    bits: int
-    group_size: int
-
-    @property
-    def folder(self) -> Path:
-        return self.target.folder
-
-    def load_weights(self) -> None:
-        """Quantize the target's weights, which must be loaded first. Reads no file."""
-        from ..models.shared_encoder import share_all_but
-
-        share_all_but(self.model, self.target.model, self.layers, self.bits, self.group_size)
 
 
 @dataclass(frozen=True)
@@ -177,6 +151,8 @@ def open_pair(
     if draft is None:
         return ModelPair(opened)
     if bits is not None:
+        from .self_draft import open_self_draft
+
         return ModelPair(opened, open_self_draft(opened, bits, group_size or 64))
     opened_draft = open_draft(draft, opened, dtype=dtype)
     drafts_text = False
@@ -193,33 +169,6 @@ def require_whole_target(draft: str, quantize: int | None, shard: Shard | None) 
         raise InputError(f"{draft!r} needs a target that is not quantized", "draft", way_out)
     if shard is not None:
         raise InputError(f"{draft!r} needs a target in one process", "draft", "choose a draft model or a draft head")
-
-
-def open_self_draft(target: ModelHandle, bits: int, group_size: int) -> SelfDraft:
-    """Prepare a quantized copy of a target without reading weights. Raises `InputError` if it is not possible."""
-    from ..checkpoints.quantized import QuantizedCheckpoint
-
-    model, checkpoint = target.model, target.checkpoint
-    name = shown_name(target.folder)
-    if any(tensor.endswith(".scales") for tensor in checkpoint):
-        raise InputError(f"{name} is quantized already", "draft", "name the original model, or choose another draft")
-    sources = checked_sources(model, checkpoint)
-    layers = {
-        layer: names
-        for layer, names in quantizable(model, sources, group_size).items()
-        if is_read_by_pass(layer, has_head="head.weight" in sources)
-    }
-    if not layers:
-        problem = f"no layer of {name}'s decoder has rows that divide into groups of {group_size}"
-        raise InputError(problem, "draft", "choose another draft")
-    tensors = set().union(*layers.values())
-    quantized = QuantizedCheckpoint(checkpoint, tensors, bits, group_size)
-    nbytes = sum(quantized.info(part_name(tensor, part)).nbytes for tensor in tensors for part in QUANTIZED_PARTS)
-    if nbytes + target.nbytes > memory_budget.physical_memory():
-        raise memory_budget.too_large(
-            f"{name} in {bits} bits", nbytes, target.nbytes, lambda limit: "decode without this draft"
-        )
-    return SelfDraft(target, copy.copy(model), nbytes, layers.keys(), bits, group_size)
 
 
 def require_draft(target: EncoderDecoder, draft: EncoderDecoder) -> None:
@@ -262,7 +211,7 @@ def token_difference(target: EncoderDecoder, draft: EncoderDecoder) -> str | Non
 
 def fingerprint(handle: ModelHandle | SelfDraft | DraftHeadHandle) -> str:
     """Return a hash of a model's manifest, or, if it has none, of its files' names, sizes and dates."""
-    if isinstance(handle, SelfDraft):
+    if not isinstance(handle, ModelHandle | DraftHeadHandle):
         return hashlib.sha256(f"{fingerprint(handle.target)} {handle.bits} {handle.group_size}".encode()).hexdigest()
     files: Mapping[str, Any] = manifest.read(handle.folder)["files"]
     if not files:
