@@ -18,24 +18,18 @@ from speculative_decoding.drafters import DraftModel, checked_draft, model_draft
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import BUNDLED, Storage
 from speculative_decoding.loading.pair import SELF_DRAFTS, fingerprint, open_pair
-from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.base import EncoderDecoder, is_read_by_pass
 from speculative_decoding.models.memory_budget import slots_within
 from speculative_decoding.models.shared_encoder import CROSS_ATTENTION, share_all_but, shared_part
 from speculative_decoding.models.source import Source
+from tests.parity.test_scoring import Numbers
 from tests.support.families import FAMILIES, save_family
 from tests.support.tiny import audio_frames, noisy_copy, tiny_model, tiny_whisper
 
 TARGET = BUNDLED / "t5-web-docs"
 PROMPTS = ["w3 w5 w7 w11", "w2 w40 w9 w9 w1 w17 w23", "w8", " ".join(f"w{i}" for i in range(1, 41))]
-GERMAN = "translate English to German: "
-SENTENCES = [
-    f"{GERMAN}The method returns the value of the property.",
-    "grammar: It were a cod business, for I had neither coat nor waistcoat, and the wind blowed hard that day.",
-    f"{GERMAN}Open the file.",
-    "grammar: He were reading a old book about the history of the city.",
-    f"{GERMAN}If the server does not answer within the time limit, the client closes the connection, writes a line to "
-    "the log file that names the address and the port of the server, and then tries the next server in the list.",
-]
+LENGTHS = (4, 70, 1, 9, 33, 2, 100, 12)  # source tokens, on both sides of the steps in which buffers grow
+SENTENCE = "translate English to German: The method returns the value of the property."
 
 
 def arrays_of(model: EncoderDecoder) -> dict[str, mx.array]:
@@ -121,26 +115,38 @@ def test_a_copy_is_made_without_reading_the_checkpoint_again(
     assert once == sorted(read) and once
 
 
-def test_drafts_equal_those_of_a_copy_that_reads_the_sources_itself(bundled: Session) -> None:
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("bits", SELF_DRAFTS.values())
+def test_drafts_equal_those_of_a_copy_that_reads_the_sources_itself(bits: int) -> None:
     """Slots are reassigned, renumbered and grown while requests of different lengths come and go."""
-    copy = bundled.draft_model
-    assert isinstance(copy, EncoderDecoder) and shared_part(bundled.model, copy) == CROSS_ATTENTION
-    options: dict[str, Any] = {"drafter": "model", "num_draft_tokens": 4, "max_tokens": 50}
+    target = tiny_model(d_model=64, d_kv=32, d_ff=64, num_layers=2)
+    draft = type(target)(target.config)
+    linear = {path for path, module in target.named_modules() if isinstance(module, nn.Linear)}
+    layers = {path for path in linear if is_read_by_pass(path, has_head=True)}
+    share_all_but(draft, target, layers, bits, 64)
+    prompts = [" ".join(str(2 + (7 * i + j * j) % 21) for j in range(length)) for i, length in enumerate(LENGTHS)]
 
     def drafted(session: Session) -> list[tuple[int, int, list[int]]]:
         outputs = []
-        for slots in (3, 2, 1):
-            for each in session.batch(SENTENCES * 2, slots=slots, **options):
+        for slots in (3, 1):
+            for each in session.batch(prompts, slots=slots, drafter="model", num_draft_tokens=4, max_tokens=40):
                 assert each.result is not None
                 stats = each.result.stats
                 outputs.append((stats.drafted_tokens, stats.accepted_tokens, each.result.tokens))
         return outputs
 
-    alone = Session(bundled.model, bundled.tokenizer, copy)
-    alone._make_model_drafter = lambda: model_drafter(DraftModel(copy), bundled.model)
-    found = drafted(bundled)
+    session, alone = (Session(target, Numbers(), draft) for _ in range(2))
+    alone._make_model_drafter = lambda: model_drafter(DraftModel(draft), target)
+    found = drafted(session)
     assert found == drafted(alone)
-    assert sum(accepted for _, accepted, _ in found) / sum(count for count, _, _ in found) > 0.7
+    least = {4: 0.1, 8: 0.5}[bits]  # random weights lose more in 4 bits than trained ones
+    assert sum(accepted for _, accepted, _ in found) > least * sum(count for count, _, _ in found)
+
+
+def test_a_copy_proposes_most_tokens_of_the_bundled_target(bundled: Session) -> None:
+    expected = bundled.generate(SENTENCE, drafter="none").tokens
+    result = bundled.generate(SENTENCE, drafter="model", num_draft_tokens=4)
+    assert result.tokens == expected and result.stats.acceptance_rate > 0.7
 
 
 def test_only_a_copy_of_this_target_reads_its_cross_attention(bundled: Session) -> None:

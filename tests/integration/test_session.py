@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Round, Session, generate, load
@@ -85,22 +84,6 @@ def test_defaults_are_a_drafter_that_fits_the_models_and_an_adaptive_length(
         assert result.tokens == baseline and result.stats.accepted_tokens > 0
         assert {event.kind for event in rounds if event.drafted} <= kinds
     assert isinstance(alone.planner.draft_length(alone.options_with({"num_draft_tokens": 5})), FixedLength)
-
-
-def test_a_target_in_8_bits_drafts_for_the_target(baseline: list[int]) -> None:
-    session = load(TARGET, draft="self-8bit")
-    draft = session.draft_model
-    assert isinstance(draft, nn.Module)
-    layers = {type(module) for _, module in draft.named_modules()}
-    assert nn.QuantizedLinear in layers
-    assert nn.QuantizedLinear not in {type(module) for _, module in session.model.named_modules()}
-    result = session.generate(PROMPT)
-    assert result.tokens == baseline and result.stats.acceptance_rate > 0.8
-
-
-def test_a_quantized_target_cannot_be_its_own_draft() -> None:
-    with pytest.raises(InputError, match="'self-8bit' needs a target that is not quantized; leave out quantize 4"):
-        load(TARGET, draft="self-8bit", quantize=4)
 
 
 def test_an_adaptive_length_is_shared_by_the_requests_of_a_session(session: Session) -> None:
