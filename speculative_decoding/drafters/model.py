@@ -48,7 +48,7 @@ class BatchModelDrafter(BatchDrafter):
         slot = request.slot
         self._sources[slot] = request.source
         self._encoder_outputs.pop(slot, None)
-        if self._shares and encoder_output is not None:
+        if self._shares and self._target_cache is None and encoder_output is not None:
             self._encoder_outputs[slot] = encoder_output
         self._held.pop(slot, None)
 
@@ -99,7 +99,6 @@ class BatchModelDrafter(BatchDrafter):
         if self._target_cache is not None:
             self._cache = self._cache or DecoderCache.beside(self._target_cache)
             self._cache.follow_sources(self._target_cache)
-            self._encoder_outputs.clear()
             self._held |= {slot: [] for slot in new}
             return
         unread = [slot for slot in new if slot not in self._encoder_outputs]
