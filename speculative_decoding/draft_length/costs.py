@@ -35,6 +35,7 @@ SIGNIFICANT = 3.0  # number of standard deviations by which a step exceeds the n
 PRECISE = 0.06  # costs known better than this need not be timed again
 
 ROUND_DECAY = 0.998  # each round multiplies the weight of earlier rounds by this factor
+FORGOTTEN = 0.01  # weight below which the rounds of a width are dropped
 LONGEST_ROUND = 4.0  # a round that takes longer than usual by more than this factor counts as if it took this long
 
 
@@ -81,8 +82,11 @@ class RoundTimes:
             seconds = min(seconds, LONGEST_ROUND * predicted * total / expected)
         self.count += 1
         self._slowdown = ROUND_DECAY * total + seconds, ROUND_DECAY * expected + predicted
-        for each, (weight, taken, drafted) in self.by_width.items():
-            self.by_width[each] = ROUND_DECAY * weight, ROUND_DECAY * taken, ROUND_DECAY * drafted
+        self.by_width = {
+            each: (ROUND_DECAY * weight, ROUND_DECAY * taken, ROUND_DECAY * drafted)
+            for each, (weight, taken, drafted) in self.by_width.items()
+            if weight > FORGOTTEN
+        }
         weight, taken, drafted = self.by_width.get(width, (0.0, 0.0, 0.0))
         self.by_width[width] = weight + 1.0, taken + seconds, drafted + drafting
 

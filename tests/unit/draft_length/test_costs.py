@@ -120,6 +120,18 @@ def test_rounds_correct_the_ratios_also_of_widths_without_rounds(seed: int) -> N
     assert corrected[1] == pytest.approx(costs[1], rel=0.5)  # only ratios are corrected
 
 
+def test_rounds_of_a_width_that_is_no_longer_used_are_forgotten() -> None:
+    """A server runs millions of rounds, after which the weight of the first ones would be zero."""
+    curve, _ = measured(lambda width: 1.0 + 0.05 * width)
+    costs = curve.costs()
+    rounds = RoundTimes()
+    rounds.add(9, 5.0 * costs[9], costs[9], 0.0)
+    for _ in range(5000):
+        rounds.add(5, costs[5], costs[5], 0.0)
+    assert [*rounds.by_width] == [5]
+    assert curve.costs(rounds) == pytest.approx(costs)
+
+
 def test_a_round_that_takes_far_longer_has_little_influence() -> None:
     curve, _ = measured(lambda width: 1.0 + 0.05 * width)
     costs = curve.costs()
