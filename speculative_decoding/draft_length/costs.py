@@ -33,6 +33,7 @@ TYPICAL_NOISE = 0.05  # of a timing, if few are known
 LEAST_NOISE = 0.01  # of a timing
 SIGNIFICANT = 3.0  # number of standard deviations by which a step exceeds the noise
 PRECISE = 0.06  # costs known better than this need not be timed again
+ENOUGH_RUNS = 24  # nor those that have been timed so often
 
 ROUND_DECAY = 0.998  # each round multiplies the weight of earlier rounds by this factor
 FORGOTTEN = 0.01  # weight below which the rounds of a width are dropped
@@ -143,6 +144,8 @@ class CostCurve:
         ratios = np.diag(self._covariance) - 2.0 * self._covariance[0] + self._covariance[0, 0]
         ratios[0] = self._variance / self._timings[int(self._widths[0])].runs
         deviations = np.sqrt(np.maximum(ratios, 0.0))
+        done = [width for width, timing in self._timings.items() if timing.runs >= ENOUGH_RUNS]
+        deviations[np.isin(self._widths, done)] = 0.0
         if len(self._timings) >= max_widths:
             deviations[~np.isin(self._widths, [*self._timings])] = 0.0
         score = np.where(deviations > PRECISE, deviations / self._widths**0.25, 0.0)
