@@ -139,11 +139,12 @@ def open_pair(
         )
     if bits is not None:
         require_whole_target(str(draft), quantize, shard)
+    group_size = 64 if group_size is None else group_size
     opened = open_model(
         target,
         dtype=dtype,
         quantize=quantize,
-        group_size=group_size or 64,
+        group_size=group_size,
         gguf_file=gguf_file,
         adapter=adapter,
         shard=shard,
@@ -153,7 +154,7 @@ def open_pair(
     if bits is not None:
         from .self_draft import open_self_draft
 
-        return ModelPair(opened, open_self_draft(opened, bits, group_size or 64))
+        return ModelPair(opened, open_self_draft(opened, bits, group_size))
     opened_draft = open_draft(draft, opened, dtype=dtype)
     drafts_text = False
     if isinstance(opened_draft, ModelHandle):
