@@ -129,7 +129,7 @@ class Calibration:
         self.costs(rows, exact=exact)
         self._round_seconds += seconds
         _, costs = self._measured[key]
-        if width in costs.passes:
+        if width in costs.passes and seconds > 0.0:
             drafting = costs.round_cost(width - 1, steps) - costs.passes[width]
             self._rounds.setdefault(key, RoundTimes()).add(width, seconds, costs.passes[width], drafting)
 

@@ -27,9 +27,11 @@ CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
 FORMAT = 3
 READABLE_FORMATS = (2, FORMAT)  # format 2 has only costs, without the number of timings
 COMPARISON = 2  # version of the comparison; resuming a job that was started with another version reports the difference
-PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 MEASUREMENTS = ("passes", "drafts", "same_bits", "capacity_borders", "source_borders")  # attributes saved in the file
 UNKNOWN_RUNS = 3  # of timings, if the file does not say it
+MAX_RUNS = 10**9
+LEAST_COST = 1e-9
 
 
 class Draft(NamedTuple):
@@ -90,16 +92,17 @@ class CalibrationStore:
             vars(self).update(read_measurements(self.path))
         except FileNotFoundError:
             pass
-        except (OSError, RuntimeError) as error:
-            self._give_up(error)
         except PARSE_ERRORS:
             self._note_damage()
+        except (OSError, RuntimeError) as error:
+            self._give_up(error)
 
     def add_pass(self, rows: int, width: int, seconds: Sequence[float]) -> None:
         """Add timings of a pass."""
         known = self.passes.setdefault(rows, {})
         for each in seconds:
-            known[width] = known[width].add(each) if width in known else Timing(each, 1)
+            cost = max(each, LEAST_COST)  # a coarse clock may not advance during a pass
+            known[width] = known[width].add(cost) if width in known else Timing(cost, 1)
 
     def add_draft(self, draft: str, rows: int, step: float, start: float, prefill: float) -> None:
         """Add a timing of a draft."""
@@ -169,7 +172,7 @@ class CalibrationStore:
         self.is_read_only = True
         try:
             vars(self).update(read_measurements(path))
-            if not self.passes:
+            if not self.passes or not all(self.passes.values()):
                 raise ValueError("no passes")
         except (OSError, *PARSE_ERRORS) as error:
             problem = f"{CALIBRATION_VARIABLE}: {path} is not a calibration file ({error!r})"
@@ -219,7 +222,7 @@ def warn_once(message: str) -> None:
     note(message)
 
 
-def parse_cost(raw: Any, least: float = 1e-9) -> float:
+def parse_cost(raw: Any, least: float = LEAST_COST) -> float:
     """Return `raw` as a cost. Raises ValueError if it is not a plausible cost."""
     if type(raw) not in (int, float) or not least <= raw < 1e6:
         raise ValueError(raw)
@@ -242,6 +245,6 @@ def parse_draft(raw: Any) -> Draft:
 
 def parse_runs(raw: Any) -> int:
     """Return `raw` as a number of timings. Raises ValueError if it is invalid."""
-    if type(raw) is not int or raw < 1:
+    if type(raw) is not int or not 1 <= raw <= MAX_RUNS:
         raise ValueError(raw)
     return raw

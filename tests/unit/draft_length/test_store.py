@@ -152,9 +152,12 @@ EMPTY: dict[str, Any] = {
 }  # fmt: skip
 INVALID = [{"format": 1}, {"passes": 3}, {"passes": {"1": {"1": -1}}}, {"drafts": {"a": {"1": [1]}}}]
 INVALID += [{"passes": {"1": {"1": timing}}} for timing in ([1.0, 0, 0.0], [1.0, 2.5, 0.0], [1.0, 2, -1.0], [1.0, 2])]
+INVALID += [{"passes": {"1": {"1": [1.0, 10**20, 0.0]}}}, {"drafts": {"a": {"1": [1.0, 1.0, 1.0, 10**400]}}}]
+INVALID += [{"capacity_borders": [math.inf]}]
+DEEP = "[" * 200_000
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "\udcff", "{}", *(json.dumps(EMPTY | each) for each in INVALID)])
+@pytest.mark.parametrize("content", ["{", "[]", DEEP, "\udcff", "{}", *(json.dumps(EMPTY | each) for each in INVALID)])
 def test_a_damaged_file_gives_one_note_and_is_replaced(folder: Path, content: str) -> None:
     calibrated(FakeProbe()).measure_fully(1)
     (path,) = folder.glob("*.json")
@@ -216,6 +219,20 @@ def test_a_named_file_replaces_measuring(tmp_path: Path, monkeypatch: pytest.Mon
     calibration.refine(1)
     calibration.forget()
     assert calibration.measure_fully(1).baseline == 0.5 and probe.timed == probe.compared == []
-    path.write_text("{}")
-    with pytest.raises(InputError, match=f"{CALIBRATION_VARIABLE}: .*curve.json is not a calibration file"):
-        CalibrationStore(KEY)
+    for content in ("{}", DEEP, json.dumps(EMPTY | {"passes": {"1": {}}})):
+        path.write_text(content)
+        with pytest.raises(InputError, match=f"{CALIBRATION_VARIABLE}: .*curve.json is not a calibration file"):
+            CalibrationStore(KEY)
+
+
+def test_a_clock_that_does_not_advance_gives_valid_costs(folder: Path) -> None:
+    class Still(FakeProbe):
+        def pass_seconds(self, rows: int, width: int) -> list[float]:
+            return [0.0] * 3
+
+    calibration = calibrated(Still())
+    for _ in range(40):
+        calibration.observe(1, 1, 0, 0.0)
+        costs = [*calibration.costs(1).passes.values()]
+        assert all(0.0 < cost < math.inf for cost in costs) and costs == sorted(costs)
+    assert stored(folder)["passes"]
