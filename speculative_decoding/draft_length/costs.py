@@ -79,8 +79,7 @@ class RoundTimes:
         """
         predicted = pass_cost + drafting
         total, expected = self._slowdown
-        if self.count:
-            seconds = min(seconds, LONGEST_ROUND * predicted * total / expected)
+        seconds = min(seconds, LONGEST_ROUND * predicted * (total / expected if self.count else 1.0))
         self.count += 1
         self._slowdown = ROUND_DECAY * total + seconds, ROUND_DECAY * expected + predicted
         self.by_width = {
@@ -160,9 +159,11 @@ class CostCurve:
                 follows from its neighbors.
         """
         logs = self._logs
-        if rounds is not None and rounds.by_width:
-            seen = np.searchsorted(self._widths, [*rounds.by_width])
-            weights, seconds, drafting = np.array([*rounds.by_width.values()]).T
+        by_width = {} if rounds is None else rounds.by_width
+        by_width = {width: by_width[width] for width in self._widths.tolist() if width in by_width}
+        if by_width:
+            seen = np.searchsorted(self._widths, [*by_width])
+            weights, seconds, drafting = np.array([*by_width.values()]).T
             ratios = np.log(seconds / (weights * np.exp(logs[seen]) + drafting))
             ratios -= np.average(ratios, weights=weights)  # how slow all rounds are does not matter
             covariance = (

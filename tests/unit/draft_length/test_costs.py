@@ -141,3 +141,25 @@ def test_a_round_that_takes_far_longer_has_little_influence() -> None:
             rounds.add(5, 1000.0 if i == 50 and rounds is with_pause else costs[5], costs[5], 0.0)
             rounds.add(1, costs[1], costs[1], 0.0)
     assert curve.costs(with_pause)[5] == pytest.approx(curve.costs(usual)[5], rel=0.05)
+
+
+def test_rounds_of_unknown_widths_do_not_count() -> None:
+    """Another session with the same target may discard the timing of a wider pass."""
+    curve = CostCurve(ALL_WIDTHS, {1: Timing(0.002, 3), MAX_WIDTH: Timing(0.004, 3)})
+    rounds = RoundTimes()
+    for width in (24, 5, 18, 64):
+        rounds.add(width, 0.02, 0.003, 0.0)
+    alone = RoundTimes()
+    alone.add(5, rounds.by_width[5][1], 0.003, 0.0)
+    assert [*curve.costs(rounds).values()] == pytest.approx([*curve.costs(alone).values()])
+
+
+def test_a_first_round_that_stalls_counts_little() -> None:
+    """The longest round is limited by the predicted cost, if no round is known."""
+    curve = CostCurve(ALL_WIDTHS, {1: Timing(0.002, 3), MAX_WIDTH: Timing(0.004, 3)})
+    costs = curve.costs()
+    rounds = RoundTimes()
+    for i in range(200):
+        width = (4, 8)[i % 2]
+        rounds.add(width, 600.0 if i == 0 else costs[width], costs[width], 0.0)
+    assert [*curve.costs(rounds).values()] == pytest.approx([*costs.values()], rel=0.05)
