@@ -150,7 +150,12 @@ def test_discarding_also_discards_what_other_processes_stored(folder: Path) -> N
 EMPTY: dict[str, Any] = {
     "format": 2, "passes": {}, "drafts": {}, "same_bits": {}, "capacity_borders": [], "source_borders": []
 }  # fmt: skip
-INVALID = [{"format": 1}, {"passes": 3}, {"passes": {"1": {"1": -1}}}, {"drafts": {"a": {"1": [1]}}}]
+INVALID: list[dict[str, Any]] = [
+    {"format": 1},
+    {"passes": 3},
+    {"passes": {"1": {"1": -1}}},
+    {"drafts": {"a": {"1": [1]}}},
+]
 INVALID += [{"passes": {"1": {"1": timing}}} for timing in ([1.0, 0, 0.0], [1.0, 2.5, 0.0], [1.0, 2, -1.0], [1.0, 2])]
 INVALID += [{"passes": {"1": {"1": [1.0, 10**20, 0.0]}}}, {"drafts": {"a": {"1": [1.0, 1.0, 1.0, 10**400]}}}]
 INVALID += [{"capacity_borders": [math.inf]}]
