@@ -146,6 +146,19 @@ def test_the_device_is_measured_before_a_round_and_refined_after_the_first_token
     assert engine.is_idle
 
 
+@pytest.mark.parametrize(("timed", "observed"), [(False, 3), (True, 0)])
+def test_costs_are_learned_from_rounds_of_known_shapes(timed: bool, observed: bool) -> None:
+    """A request's first round and the first round of a shape, which MLX traces, do not count."""
+    found: list[tuple[int, int, int, float]] = []
+    widths = PassWidths(lambda rows: RoundCosts({1: 1.0}), observe=lambda *round: found.append(round))
+    engine = Engine(tiny_model(), Numbers(), NoDrafter(), slots=1, widths=widths)
+    request = engine.submit("5 9 3", GenerationOptions(max_tokens=5, timed=timed), FixedLength(0))
+    while not engine.is_idle:
+        engine.step()
+    assert request.stats.target_calls == 5 and len(found) == observed
+    assert all(round[:3] == (1, 1, 0) and 0.0 < round[3] < request.stats.decode_seconds for round in found)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_text_that_is_right_gets_longer_drafts_after_wider_passes_are_timed(
     probes: list[FakeProbe], clock: Clock, monkeypatch: pytest.MonkeyPatch, strict: bool
