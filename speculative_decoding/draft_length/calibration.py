@@ -109,7 +109,8 @@ class Calibration:
         curve, costs = self._measured[key]
         if rounds is not None:
             corrected = curve.costs(rounds)
-            costs = replace(costs, passes={width: corrected[width] for width in costs.passes})
+            passes = {width: corrected[width] for width in costs.passes}
+            costs = replace(costs, passes=passes, fastest_baseline=corrected[1] if exact else 0.0)
         self._corrected[key] = 0 if rounds is None else rounds.count, costs
         return costs
 

@@ -21,6 +21,7 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
+from ..models.attention import multiplies_transposes
 from ..models.base import EncoderDecoder, is_read_by_pass
 from ..models.cache import MIN_CAPACITY, capacity_for, source_capacity_for
 from ..models.layers import project
@@ -198,11 +199,27 @@ def products(layer: nn.Module, dtype: mx.Dtype, *, is_head: bool) -> Iterator[Ke
         run = getattr(twin, "as_linear", twin)
         yield lambda chosen: run(inputs[chosen]).flatten(0, 1)
         return
-    yield lambda chosen: twin(inputs[chosen.flatten()])
-    if is_quantized or "bias" in layer:
-        return  # a residual is added separately
+
+    def as_rows(chosen: mx.array) -> mx.array:
+        return inputs[chosen.flatten()]
+
+    def as_joined_heads(chosen: mx.array) -> mx.array:
+        """Return a transpose for several positions of one row, as `attend` does."""
+        x = as_rows(chosen)
+        return mx.contiguous(x.T).T if len(chosen) == 1 < chosen.size else x
+
     residual = mx.zeros((1, len(layer.weight)), dtype)
-    yield lambda chosen: project(twin, inputs[chosen.flatten()], mx.repeat(residual, chosen.size, axis=0))
+    for arrange in (as_rows, as_joined_heads) if multiplies_transposes(dtype) else (as_rows,):
+
+        def product(chosen: mx.array, arrange: Kernel = arrange) -> mx.array:
+            return twin(arrange(chosen))
+
+        def sum_with_residual(chosen: mx.array, arrange: Kernel = arrange) -> mx.array:
+            return project(twin, arrange(chosen), mx.repeat(residual, chosen.size, axis=0))
+
+        yield product
+        if not is_quantized and "bias" not in layer:  # otherwise, a residual is added separately
+            yield sum_with_residual
 
 
 def paired(random: np.random.Generator, size: int, group: int = 1) -> Pairs:

@@ -26,7 +26,7 @@ from .costs import Timing
 CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
 FORMAT = 3
 READABLE_FORMATS = (2, FORMAT)  # format 2 has only costs, without the number of timings
-COMPARISON = 2  # version of the comparison; resuming a job that was started with another version reports the difference
+COMPARISON = 3  # version of the comparison; resuming a job that was started with another version reports the difference
 PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 MEASUREMENTS = ("passes", "drafts", "same_bits", "capacity_borders", "source_borders")  # attributes saved in the file
 UNKNOWN_RUNS = 3  # of timings, if the file does not say it

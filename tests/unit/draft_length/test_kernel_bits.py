@@ -159,3 +159,23 @@ def test_quantized_layers_of_equal_shapes_are_told_apart() -> None:
     layer = model.decoder.layers[0]
     layer.first, layer.second = kinds
     assert len([*KernelBits(model)._products()]) == before + 2
+
+
+@pytest.mark.parametrize(("shape", "transposed"), [((1, 1), 0), ((1, 3), 1), ((2, 3), 0)])
+def test_products_are_also_compared_for_the_transpose_that_attention_returns(
+    shape: tuple[int, int], transposed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On some GPUs, `attend` returns joined heads as a transpose, for several positions of one row."""
+    monkeypatch.setattr(kernel_bits, "multiplies_transposes", lambda dtype: True)
+    seen: list[bool] = []
+    usual = Linear.__call__
+
+    def call(layer: Linear, x: mx.array) -> mx.array:
+        mx.eval(x)
+        seen.append(memoryview(x).c_contiguous)  # type: ignore[arg-type]
+        return usual(layer, x)
+
+    monkeypatch.setattr(Linear, "__call__", call)
+    for kernel in products(Linear(64, 32), mx.float32, is_head=False):
+        kernel(mx.zeros(shape, mx.int32))
+    assert seen.count(False) == transposed and len(seen) >= 2
