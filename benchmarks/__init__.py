@@ -12,6 +12,7 @@ python -m benchmarks      which flags are the fastest on this machine, for these
 .voice                    does voice detection prevent errors from hum, noise and tones? Is faster-whisper's better?
 .live                     how accurate is live text, and how many target calls does the last hypothesis save as a draft?
 .simulated_devices        how good are adaptive draft lengths on simulated devices? Does not measure time
+.loads                    records how long rounds take beside other programs, for simulated_devices
 .record                   records the acceptance data for `--replay` and simulated_devices
 """
 

@@ -274,7 +274,8 @@ class Engine:
         rows, cache = len(batch.slots), batch.cache
         longest = max(round.drafted for round in rounds)
         steps = max(round.drafted if round.kind == MODEL else 0 for round in rounds)
-        shape = rows, longest, steps, cache.capacity, cache.source_capacity, cache.recorded_layers
+        capacities = [layer.keys_values.shape for layer in cache.layers[:1]]
+        shape = rows, longest, steps, *capacities, cache.source_capacity, cache.recorded_layers
         if shape in self._seen_shapes:
             width = batch.widths.padded_width(rows, 1 + longest)
             self._widths.observe(rows, width, steps, rounds[0].seconds)

@@ -194,8 +194,8 @@ engine.py: requests of any length are decoded together | integration/test_exact_
 - if own != self._capacity_class:
 + if False:
 draft_length/calibration.py: wider passes may have any bits | unit/draft_length/test_calibration.py
-- if wanted in untimed and self._may_use(rows, wanted, exact):
-+ if wanted in untimed:
+- if self._may_use(rows, wanted, exact):
++ if True:
 draft_length/key.py: measurements do not depend on the number of ranks | unit/draft_length/test_key.py
 -         "ranks": target.ranks,
 +         "ranks": 1,
