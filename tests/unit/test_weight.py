@@ -16,7 +16,7 @@ from tests.unit.test_architecture import MODULES, functions, nodes
 # For README's first command. Lower them when the code gets smaller.
 MODULES_WITHOUT_CPU = 84
 FUNCTIONS = 636
-CLASSES = 72
+CLASSES = 73
 
 AVERAGE_LINES = 11
 LINES_OF_NINE_IN_TEN = 24
