@@ -123,12 +123,12 @@ class Device:
         return rng.uniform(1.0 - ROUND_NOISE, 1.0 + ROUND_NOISE)
 
     def pass_timing(self, width: int, rng: random.Random) -> float:
-        """The time of a pass that is measured alone. Repeated timings have the same error."""
+        """The measured time of a pass. Its error is the same in every repetition."""
         error = random.Random(f"{self.name} {width}").uniform(-MEASUREMENT_ERROR, MEASUREMENT_ERROR)
         return PASS_SECONDS * self._costs[width] * (1.0 + error)
 
     def draft_timing(self, steps: int, drafts: Drafts, rng: random.Random) -> float:
-        """The time of a draft that is measured alone."""
+        """The measured time of a draft."""
         return PASS_SECONDS * (drafts.start + steps * drafts.step)
 
 

@@ -193,7 +193,7 @@ class Verification(NamedTuple):
         total_variation: (R, K), the error of a lossy rule in deciding each draft token, accepted or replaced, and 0
             after the end of a row's draft; None for a lossless rule.
         logprobs: (R, K + 1), log-probabilities of the draft tokens and, in the last column, of the next token. If
-            `accepted` is None: of the target's token at each position. None if not requested.
+            `accepted` is None, those of the target's token at each position. None if not requested.
         processed_logits: (R, K + 1, V) float32, the logits after penalties and constraints; None unless a request has
             an observer.
     """

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 
 START_SECONDS = 0.15  # approximate limit before the first token, for each number of rows
 FULL_SECONDS = 2.0  # approximate limit if the user requests a measurement
-REFINING_SECONDS = (
-    0.1  # approximate limit for further timings between rounds, to which a share of the rounds' time is added
-)
+# Later timings take at most about `REFINING_SECONDS`, plus a share of the rounds' time.
+REFINING_SECONDS = 0.1
 REFINING_SHARE = 0.02
 ROUNDS_TO_CORRECTION = 16  # number of new rounds after which costs are corrected again
 DRAFT_TIMINGS = 4  # number of timings after which a draft's costs are known well

@@ -32,8 +32,8 @@ ROUND_NOISE = 0.35  # of the time of a round
 TYPICAL_NOISE = 0.05  # of a timing, if few are known
 LEAST_NOISE = 0.01  # of a timing
 SIGNIFICANT = 3.0  # number of standard deviations by which a step exceeds the noise
-PRECISE = 0.06  # costs known better than this need not be timed again
-ENOUGH_RUNS = 24  # nor those that have been timed so often
+PRECISE = 0.06  # a cost with a smaller deviation is not timed again
+ENOUGH_RUNS = 24  # number of timings after which a cost is not timed again
 
 ROUND_DECAY = 0.998  # each round multiplies the weight of earlier rounds by this factor
 FORGOTTEN = 0.01  # weight below which the rounds of a width are dropped

@@ -78,7 +78,7 @@ class DraftVocabulary:
 
 @dataclass(frozen=True)
 class DraftModel:
-    """A draft model, and its use.
+    """A draft model and how it is used.
 
     Args:
         model: The model.

@@ -162,7 +162,7 @@ def widths_timed(probe: FakeProbe) -> set[int]:
 
 
 def refined(calibration: Calibration, rows: int = 1, rounds: int = 200, **options: bool) -> RoundCosts:
-    """Run rounds of which each takes a second."""
+    """Run rounds that take a second each."""
     for _ in range(rounds):
         calibration.costs(rows, **options)
         calibration.observe(rows, 0, 0, 1.0, **options)  # the width of a pass that is not corrected
