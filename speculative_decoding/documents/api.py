@@ -20,7 +20,7 @@ from .output_checks import DocumentFindings
 from .pieces import Piece, parts_of
 from .rendering import Renderer
 from .results import DecodedDocument, DocumentPart
-from .splitting import effective_unit, source_language
+from .splitting import effective_unit, source_language, target_language
 from .tokens import Literal
 
 OWN = ("prefix", "keep", "slots")
@@ -78,10 +78,10 @@ def prepared(
         raise UnknownOption("unknown option", error.field, way_out) from None
     prefix = prefix or language_prefix(session.model, session.tokenizer, chosen.src_lang, chosen.tgt_lang)
     reading = replace(reading, unit=effective_unit(reading))
-    language = source_language(chosen.src_lang, prefix)
+    language, target = source_language(chosen.src_lang, prefix), target_language(chosen.tgt_lang, prefix)
     rules = rules_for(session, chosen, prefix, keep)
     decoder = DocumentDecoder(session, rules, prefix=prefix, slots=own.get("slots"), **decoding)
-    return decoder, parts_of(StringIO(text, newline=""), reading, language)
+    return decoder, parts_of(StringIO(text, newline=""), reading, language, target)
 
 
 def decoded_parts(

@@ -43,7 +43,7 @@ from .options import DocumentOptions
 from .output import END, STANDARD, Destinations, Document, write_documents
 from .pieces import Piece, parts_of
 from .reading import DocumentFile
-from .splitting import effective_unit, source_language
+from .splitting import effective_unit, source_language, target_language
 from .tokens import Literal
 
 FILES = "decode these documents; - reads standard input"
@@ -123,7 +123,8 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         journal = opened_journal(stack, settings, places, flags.force)
         session = stack.enter_context(config.session(pair))
         settle_exactness(session, flags.slots, None if journal is None else journal.log)
-        run = Run(documents, source_language(languages[0], prefix), journal)
+        language, target = source_language(languages[0], prefix), target_language(languages[1], prefix)
+        run = Run(documents, language, target, journal)
         rules = rules_for(session, config.options, prefix, frozenset(terms))
         limit: dict[str, Any] = {"max_tokens": config.options.max_tokens} if "max_tokens" in config.given else {}
         steps = partial(run.steps, rules)
@@ -224,6 +225,7 @@ class Run:
     Args:
         documents: The documents.
         language: The ISO code of the documents' language.
+        target: The BCP 47 tag of the outputs' language, or None if unknown.
         journal: The journal, or None if the document goes to standard output.
 
     Attributes:
@@ -235,6 +237,7 @@ class Run:
 
     documents: Sequence[Document]
     language: str
+    target: str | None
     journal: Journal | None
     current: Document | None = None
     finished: int = 0
@@ -246,7 +249,7 @@ class Run:
         for document in self.documents:
             self.current = document
             with document.reading():
-                yield from parts_of(document.file.lines, document.options, self.language)
+                yield from parts_of(document.file.lines, document.options, self.language, self.target)
             yield END
 
     def steps(self, rules: Rules, number: int, piece: Piece) -> Steps:

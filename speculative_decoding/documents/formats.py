@@ -11,8 +11,9 @@ from typing import Any, cast
 from ..errors import InputError, Message
 from .tokens import Part
 
-# (lines of a document with their line ends, `DocumentOptions`) -> parts of the document
-Parse = Callable[[Iterable[str], Any], Iterator[Part]]
+# (lines of a document with their line ends, `DocumentOptions`, BCP 47 tag of the output's language or None if unknown)
+# -> parts of the document
+Parse = Callable[[Iterable[str], Any, str | None], Iterator[Part]]
 INSTALL = 'pip install "speculative-decoding[documents]"'
 
 
@@ -25,12 +26,14 @@ class Format:
         suffixes: The suffixes of its files.
         streams: Whether documents are read line by line, so that memory use does not depend on their size.
         has_errors: Whether `parse` may raise `InputError`.
+        is_bilingual: Whether a document contains both sources and targets. See `tokens.py`.
     """
 
     module: str
     suffixes: tuple[str, ...]
     streams: bool = False
     has_errors: bool = False
+    is_bilingual: bool = False
 
     @property
     def parse(self) -> Parse:

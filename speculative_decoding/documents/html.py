@@ -20,7 +20,7 @@ MAX_TOKENS = 1024  # per block; a longer block is unlikely to be prose, and is d
 MAX_REFERENCE = 64  # characters; no code point has that many digits
 
 
-def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
+def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = None) -> Iterator[Part]:
     """Yield the parts of a document, which is read as a whole."""
     source = StringIO(newline="")  # unlike "".join, this creates no list of lines, which have 50 bytes of overhead each
     source.writelines(lines)

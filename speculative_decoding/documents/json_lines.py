@@ -21,7 +21,7 @@ ESCAPED = re.compile(r"\\u(?!00[0-7])[\dA-Fa-f]{4}")  # an escaped character bey
 DECODER = json.JSONDecoder(parse_int=str, parse_float=str)  # converting long numbers would take quadratic time
 
 
-def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
+def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = None) -> Iterator[Part]:
     """Yield the parts of JSON lines. Memory use depends only on the longest line.
 
     Blank lines are copied. Raises `InputError` for a line that is not a JSON object with a string in every field.

@@ -26,7 +26,7 @@ CELL_END = re.compile(r"(?<!\\)\|")
 LINES, CELL = 0, 1
 
 
-def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
+def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = None) -> Iterator[Part]:
     """Yield the parts of a Markdown document, which is read as a whole."""
     text = "".join(lines)
     outline = Outline(text)

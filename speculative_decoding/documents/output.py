@@ -155,7 +155,7 @@ class Document:
         if not self.file.can_reopen:
             stack.enter_context(self.file)
         with self.reading():
-            deque(parse(self.file.lines, self.options) if format.has_errors else (), maxlen=0)
+            deque(parse(self.file.lines, self.options, None) if format.has_errors else (), maxlen=0)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

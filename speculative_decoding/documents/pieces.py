@@ -57,7 +57,7 @@ class Piece:
     Args:
         tokens: The tokens of its content. Their markup may begin or end in other pieces.
         line: The number of the document's line on which it begins, from 1.
-        write, write_start: See `Block`.
+        write, write_start, write_whole: See `Block`.
         ends_block: Whether it is the last piece of its block.
     """
 
@@ -65,6 +65,7 @@ class Piece:
     line: int
     write: Write = str
     write_start: Write = str
+    write_whole: Write = str
     ends_block: bool = False
 
     @cached_property
@@ -98,17 +99,20 @@ class Piece:
         return found
 
 
-def parts_of(lines: Iterable[str], options: DocumentOptions, language: str) -> Iterator[Literal | Piece]:
+def parts_of(
+    lines: Iterable[str], options: DocumentOptions, language: str, target: str | None = None
+) -> Iterator[Literal | Piece]:
     """Yield the parts of a document: pieces to decode, and literals to copy. Consecutive literals are joined.
 
     Args:
         lines: The lines of the document, each with its line end.
         options: How to read it.
         language: The ISO code of its language.
+        target: The BCP 47 tag of the output's language, which some bilingual formats require. None if unknown.
     """
     copied: list[str] = []
     size = 0
-    for part in FORMATS[options.format or "text"].parse(lines, options):
+    for part in FORMATS[options.format or "text"].parse(lines, options, target):
         is_copied = part.finding is None if isinstance(part, Literal) else not LETTER.search(part.text)
         if is_copied:
             copied.append(part.raw)
@@ -138,6 +142,8 @@ def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piec
         if last is not None:
             yield last
         last = copied_unless_language(each)
+        if block.write_whole is not str:
+            last = replace(last, write_whole=block.write_whole)
     if last is not None:
         yield replace(last, ends_block=True)
 

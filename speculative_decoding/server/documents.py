@@ -18,7 +18,7 @@ from ..documents.pieces import Piece, parts_of
 from ..documents.reading import DocumentFile
 from ..documents.rendering import Renderer
 from ..documents.results import DecodedPiece
-from ..documents.splitting import effective_unit, source_language
+from ..documents.splitting import effective_unit, source_language, target_language
 from ..documents.tokens import Block, Literal
 from ..errors import InputError, Message
 from ..sampling import GenerationOptions
@@ -78,7 +78,7 @@ class Document:
         if self._options.format == "text":
             return self.text
         found: list[str] = []
-        parts = FORMATS[self._options.format or "text"].parse(StringIO(self.text, newline=""), self._options)
+        parts = FORMATS[self._options.format or "text"].parse(StringIO(self.text, newline=""), self._options, None)
         for part in islice(parts, SAMPLE_PARTS):
             if isinstance(part, Block):
                 found.append(part.text)
@@ -90,7 +90,8 @@ class Document:
         """Set `prompting`, and `parts` to an iterator. Each step of the iterator may take seconds."""
         self.prompting = prompting
         language = source_language(prompting.options.src_lang, prompting.prefix)
-        self.parts = parts_of(StringIO(self.text, newline=""), self._options, language)
+        target = target_language(prompting.options.tgt_lang, prompting.prefix)
+        self.parts = parts_of(StringIO(self.text, newline=""), self._options, language, target)
         self._rules = Rules(fitting(prompting))
 
     def steps(self, part: Literal | Piece) -> Steps | None:

@@ -1,0 +1,49 @@
+"""A few documents of each format, which `tools.fuzz_files` damages."""
+
+from __future__ import annotations
+
+from tests.support.paths import ROOT
+
+HTML = b"""\xef\xbb\xbf<!doctype html><html><head><title>A &amp; B</title><style>p { color: red }</style></head>
+<body><h1 class=x>Open the <b>page</b></h1><p>One <a href="a.html">link</a>.<br>Two &lt; three.<pre>code</pre>
+<ul><li>First<li translate=no>Second</ul><table><tr><td>Cell<td>Other</table><script>let a = "<p>";</script>
+</body></html>
+"""
+SRT = b"""1
+00:00:01,000 --> 00:00:02,500
+<i>Hello,</i> my
+- friend.
+
+2
+00:00:02,600 --> 00:00:04,000 X1:10
+Bye!
+""".replace(b"\n", b"\r\n")
+VTT = b"""WEBVTT
+
+NOTE a comment
+
+STYLE
+::cue { color: red }
+
+intro
+00:01.000 --> 00:02.500 align:start
+<v Mary>Hello &amp; <c.loud>welcome</c>
+
+00:02.600 --> 00:04.000
+to the show.
+"""
+JSON_LINES = rb"""{"id": 1, "text": "Open the page.\nClose \"it\"."}
+  {"text" : "{n, plural, one {# file} other {# files}}", "n": 1e400}
+
+{"text": "Caf\u00e9 \ud83d\ude00"}
+"""
+TEXT = "Open the page. Close it.\n\n  Name\tValue\r\nCafé   2 km\n".encode("utf-16")
+
+SAMPLES: dict[str, list[bytes]] = {
+    "text": [TEXT, TEXT.decode("utf-16").encode()],
+    "markdown": [(ROOT / "data/README.md").read_bytes()],
+    "html": [HTML],
+    "srt": [SRT],
+    "vtt": [VTT],
+    "jsonl": [JSON_LINES],
+}
