@@ -3,9 +3,10 @@
     python -m tools.document_properties README.md docs data
 
 Pass files, or folders, in which all files with a known suffix are read. With the identity function, the output must
-equal the document byte for byte. With a function that swaps the case of letters, only letters in decoded texts may
-differ, and all of them must. With functions that repeat or drop words, these parts must stay the same: lines, cues,
-JSON fields, code, and the blocks, cells and tags of Markdown and HTML. The tool prints a line per failure and a
+equal the document byte for byte. In a bilingual document, each missing target becomes a copy of its source. With a
+function that swaps the case of letters, only letters in decoded texts may differ, and all of them must. With functions
+that repeat or drop words, these parts must stay the same: lines, cues, JSON fields, all of a gettext catalog except
+translations, code, and the blocks, cells and tags of Markdown and HTML. The tool prints a line per failure and a
 summary. The exit status is 1 if there are failures.
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
 
-from speculative_decoding.documents.formats import BY_SUFFIX
+from speculative_decoding.documents.formats import BY_SUFFIX, FORMATS
 from speculative_decoding.documents.html_scanner import BLOCK
 from speculative_decoding.documents.options import DocumentOptions
 from speculative_decoding.documents.pieces import Piece, parts_of
@@ -26,6 +27,7 @@ from speculative_decoding.documents.reading import DocumentFile
 from speculative_decoding.documents.subtitles import LINE_END
 from speculative_decoding.documents.tokens import Literal, Text, line_ends
 from tests.documents.decoders import written_with
+from tests.documents.po_oracle import messages_in
 from tests.documents.properties import swapped
 from tests.documents.test_html import tree
 from tests.documents.test_markdown import ORACLE
@@ -47,6 +49,10 @@ def other_fields(text: str) -> list[object]:
     return [json.loads(line) | {"text": None} if line.strip() else line for line in text.splitlines()]
 
 
+def other_than_translations(text: str) -> list[object]:
+    return [each._replace(targets=(), flags=each.flags | {"fuzzy"}) for each in messages_in(text)]
+
+
 STRUCTURES: dict[str, Callable[[str], list[object]]] = {
     "text": LINE_END.findall,
     "markdown": blocks,
@@ -54,6 +60,7 @@ STRUCTURES: dict[str, Callable[[str], list[object]]] = {
     "srt": TIMES.findall,
     "vtt": TIMES.findall,
     "jsonl": other_fields,
+    "po": other_than_translations,
 }
 
 
@@ -65,8 +72,9 @@ def failures(path: Path, models: Sequence[str], counts: Counter[str]) -> Iterato
         parts = [*parts_of(file.lines, options, "en")]
         counts.update(documents=1, bytes=path.stat().st_size, pieces=sum(isinstance(part, Piece) for part in parts))
         outputs = {name: written_with(parts, model) for name, model in MODELS.items() if name in models}
-        if file.preamble + file.encode(outputs.get("identity", source)) != path.read_bytes():
-            yield f"identity: {difference(source, outputs['identity'])}"
+        same = "".join(part.raw for part in parts) if FORMATS[file.format].is_bilingual else source
+        if file.preamble + file.encode(source) != path.read_bytes() or outputs.get("identity", same) != same:
+            yield f"identity: {difference(same, outputs.get('identity', same))}"
     expected = "".join(map(with_swapped_letters, parts))
     if outputs.get("swapcase", expected) != expected:
         yield f"swapcase: {difference(expected, outputs['swapcase'])}"
@@ -92,7 +100,7 @@ def with_swapped_letters(part: Literal | Piece) -> str:
 
 def difference(wanted: str, found: str) -> str:
     """Return the first difference between two texts."""
-    start = next(i for i, (a, b) in enumerate(zip_longest(wanted, found)) if a != b)
+    start = next((i for i, (a, b) in enumerate(zip_longest(wanted, found)) if a != b), 0)
     line = line_ends(wanted[:start]) + 1
     return f"line {line}: {wanted[start : start + 60]!r}, but {found[start : start + 60]!r}"
 

@@ -16,7 +16,7 @@ from .layout import UNSPACED
 LETTER = rf"[^\W{UNSPACED[1:-1]}]"  # a letter of a script with spaces, a digit or an underscore
 START, END = rf"(?<!{LETTER})", rf"(?!{LETTER})"
 
-PRINTF = r"[-+#0']{0,3}(?:\d{1,3}|\*)?(?:\.(?:\d{1,3}|\*))?(?:hh?|ll?|[Lqjzt])?[diouxXeEfFgGaAcrspn@]"
+PRINTF = r"[-+#0']{0,3}(?:\d{1,3}|\*)?(?:\.(?:\d{1,3}|\*))?(?:hh?|ll?|[Lqjzt])?[diouxXeEfFgGaAcrspnm@]"
 FILES = (
     "c cpp css csv gif h htm html ini java jpeg jpg js json jsx md mjs mp3 mp4 pdf png py rs rst sh sql srt svg"
     " toml ts tsv tsx txt vtt wasm wav webm webp xml yaml yml zip"

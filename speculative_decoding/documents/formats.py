@@ -52,6 +52,7 @@ FORMATS = {
     "srt": Format("subtitles", (".srt",)),
     "vtt": Format("subtitles", (".vtt",)),
     "jsonl": Format("json_lines", (".jsonl", ".ndjson"), streams=True, has_errors=True),
+    "po": Format("po", (".po", ".pot"), has_errors=True, is_bilingual=True),
 }
 BY_SUFFIX = {suffix: name for name, each in FORMATS.items() for suffix in each.suffixes}
 # How to convert other well-known formats -> their suffixes
@@ -66,7 +67,6 @@ CONVERSIONS = {
     "convert it to SRT with FFmpeg": "aqt ass jss mpl2 pjs rt sami smi ssa stl sub",
     "convert it to SRT with ttconv": "dfxp itt scc ttml",
     "convert it to SRT with Subtitle Edit": "sbv sup usf",
-    "convert it to text with po2txt (Translate Toolkit)": "po pot",
     "convert it to PO and then to text with the Translate Toolkit": (
         "catkeys dtd ini lang php properties qm resw resx strings ts wxl xlf xliff"
     ),

@@ -17,7 +17,7 @@ FORMAT = "format of the documents (default: by the suffix; text without one)"
 UNIT = "unit of text to decode as one prompt"
 UNWRAP = "in plain text, join the lines of a paragraph, and break its output into as many lines"
 FIELDS = "field of each JSON line to decode; may be repeated (default: text)"
-MAX_DOCUMENT = "maximum bytes of a document that is read as a whole: Markdown, HTML or subtitles"
+MAX_DOCUMENT = "maximum bytes of a document that is read as a whole: Markdown, HTML, subtitles or PO"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Opens documents: determines their format and encoding, and reads their lines, including line ends.
 
-The declared encoding of HTML follows the WHATWG Encoding and HTML standards, simplified.
+The declared encoding of HTML follows the WHATWG Encoding and HTML standards, simplified. The encoding of a gettext
+catalog is declared in its header.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
 DECLARED = re.compile(
     rb"""<meta\s[^>]*?\bcharset\s*=\s*["']?\s*([^\s"'/>;]+)|\A\s*<\?xml\s[^>]*?\bencoding\s*=\s*["']([^"']+)""", re.I
 )
+# The header of a gettext catalog, which may follow a long comment
+HEADER = re.compile(rb"""^\s*msgid\s+""\s+msgstr\s+((?:"[^\n\r]*+\s*+)++)""", re.MULTILINE)
+HEADER_BYTES = 1 << 16  # bytes within which a catalog must declare its encoding
+CHARSET = re.compile(rb"""\bContent-Type:[^"\\]*?\bcharset=([^\s"\\;]++)""", re.I)
 # Browsers map these labels to supersets. A declaration that can be read as ASCII cannot be encoded in UTF-16.
 BROWSER_ENCODINGS = {
     "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874",
@@ -41,6 +46,12 @@ BROWSER_ENCODINGS = {
 SUPPORTED = {
     "utf-8", "cp866", "cp874", "cp932", "cp949", "cp950", "euc_jp", "gb18030", "koi8-r", "koi8-u", "mac-cyrillic",
     "mac-roman", *(f"cp{number}" for number in range(1250, 1259)), *(f"iso8859-{number}" for number in range(2, 17)),
+}  # fmt: skip
+
+
+# Other encodings that catalogs may declare. Unlike browsers, gettext does not map encodings to supersets
+SUPPORTED_BY_GETTEXT = SUPPORTED | {
+    "ascii", "iso8859-1", "cp850", "gb2312", "gbk", "euc_kr", "johab", "shift_jis", "big5", "big5hkscs", "tis-620",
 }  # fmt: skip
 
 
@@ -112,8 +123,15 @@ class DocumentFile:
                 reader.detach()  # otherwise the reader would close the file
 
     def encode(self, text: str) -> bytes:
-        """Encode a part of the document. Characters that HTML's encoding lacks become character references."""
-        return text.encode(self._encoding, "strict" if self._encoding in UNICODE else "xmlcharrefreplace")
+        """Encode a part of the document. Characters that HTML's encoding lacks become character references.
+
+        Raises `InputError` for a character that the encoding of another format lacks.
+        """
+        try:
+            return text.encode(self._encoding, "xmlcharrefreplace" if self.format == "html" else "strict")
+        except UnicodeEncodeError as error:
+            problem = f"{self.name}: {self._encoding.upper()} lacks the character {text[error.start]} of an output"
+            raise InputError(problem, way_out=WAY_OUT) from error
 
     def _open(self, stack: ExitStack) -> None:
         self._file = stack.enter_context(open_text(self._source)) if isinstance(self._source, Path) else self._source
@@ -125,7 +143,7 @@ class DocumentFile:
             way_out = Message("split it, or raise {max_document}")
             raise InputError(f"has more than {self._max_bytes} bytes", way_out=way_out)
         self._file.seek(start)
-        self._find_encoding(self._file.read(HEAD))
+        self._find_encoding(self._file.read(HEADER_BYTES))
         self._start = start + len(self.preamble)
         for _ in self.lines:
             pass
@@ -133,8 +151,7 @@ class DocumentFile:
 
     def _find_encoding(self, head: bytes) -> None:
         self.preamble = next((mark for mark in BYTE_ORDER_MARKS if head.startswith(mark)), b"")
-        declared = declared_encoding(head) if self.format == "html" and not self.preamble else "utf-8"
-        self._encoding = BYTE_ORDER_MARKS.get(self.preamble, declared)
+        self._encoding = BYTE_ORDER_MARKS.get(self.preamble) or declared_encoding(head, self.format)
 
     def _check(self, line: str, number: int) -> None:
         if self._is_streamed and len(line) > MAX_LINE:
@@ -157,20 +174,28 @@ class DocumentFile:
             raise InputError(f"has characters that {self._encoding} can write in two ways", way_out=WAY_OUT)
 
 
-def declared_encoding(content: bytes) -> str:
+def declared_encoding(content: bytes, format: str) -> str:
     """Return Python's name for the encoding that the first bytes of a document declare, or "utf-8" by default.
 
     Raises `InputError` for an unsupported encoding.
     """
-    match = DECLARED.search(COMMENT.sub(b"", content[:HEAD]))
+    supported, supersets = SUPPORTED, BROWSER_ENCODINGS
+    if format == "html":
+        match = DECLARED.search(COMMENT.sub(b"", content[:HEAD]))
+    elif format == "po":
+        header = HEADER.search(content)
+        match = CHARSET.search(header[1]) if header else None
+        supported, supersets = SUPPORTED_BY_GETTEXT, {"charset": "utf-8"}  # the placeholder in a template
+    else:
+        match = None
     if match is None:
         return "utf-8"
-    label = (match[1] or match[2]).decode("latin-1")
+    label = next(filter(None, match.groups())).decode("latin-1")
     try:
         name = codecs.lookup(re.sub("^windows-", "cp", label.lower().removeprefix("x-"))).name
-    except LookupError:
-        name = label
-    if (name := BROWSER_ENCODINGS.get(name, name)) not in SUPPORTED:
+    except (LookupError, ValueError):  # ValueError: a NUL character
+        name = label.lower()
+    if (name := supersets.get(name, name)) not in supported:
         raise InputError(f"declares the encoding {label}, which is not supported", way_out=WAY_OUT)
     return name
 

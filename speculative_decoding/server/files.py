@@ -39,7 +39,11 @@ async def translate_file(request: Request) -> Response:
         content = of_one(await translator.translate(request, [given], fields["source"], fields["target"]))
         assert given.file is not None
         name, suffix = file_names(given.file.name, fields["target"])
-        key = files.keep(client, name, suffix, given.file.preamble + given.file.encode(content.pop("translatedText")))
+        try:
+            encoded = given.file.encode(content.pop("translatedText"))
+        except InputError as error:
+            raise ServerError.of(error, subject="file") from None
+        key = files.keep(client, name, suffix, given.file.preamble + encoded)
     return JSONResponse({"translatedFileUrl": f"{own_address(request)}/download_file/{key}", **content})
 
 
