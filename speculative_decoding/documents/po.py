@@ -11,15 +11,21 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from .code_patterns import CODE_PATTERNS
 from .findings import SHOWN, UNTRANSLATED, Finding
 from .options import DocumentOptions
 from .po_header import Plurals, filled, known_forms, plurals_in
 from .po_messages import Field, messages
 from .splitting import needs_decoding
 from .survival import lost, must_survive
-from .tokens import Literal, Part
+from .tokens import Block, Literal, Part
 
 SOURCES = ("msgid", "msgid_plural")
+# Flags of messages in which "%" starts a placeholder
+PERCENT_FORMAT = re.compile(
+    r"\s*#[,=](?:.*[\s,])?(?:awk|boost|c|gcc-internal|lua|objc|perl|php|python|tcl)-format(?![\w-])"
+)
+LONE_PERCENT = re.compile(rf"{CODE_PATTERNS['printf'][1].pattern}|(?P<lone>%)")
 NO_FORMS = "the plural forms are unknown, so name the output's language, or fill in Plural-Forms in the header"
 
 
@@ -69,7 +75,9 @@ def parts_of(comments: Sequence[str], fields: Mapping[str, Field], plurals: Plur
     before = [field.raw for field in fields.values() if field not in targets]
     yield Literal("".join([*fuzzy(comments, sources[0].line_end), *before]))
     for index, source in enumerate(copied):
-        yield from source.copy("msgstr" if len(sources) == 1 else f"msgstr[{index}]")
+        for part in source.copy("msgstr" if len(sources) == 1 else f"msgstr[{index}]"):
+            is_format = isinstance(part, Block) and any(map(PERCENT_FORMAT.match, comments))
+            yield replace(part, write_whole=doubled) if is_format and doubled(part.raw) == part.raw else part
         is_last = index == len(copied) - 1
         yield Literal(targets[-1].line_end if is_last else source.line_end)
     yield Literal("".join(field.blank_lines for field in targets))
@@ -83,6 +91,11 @@ def forms_of(plurals: Plurals | None, one: Field, many: Field) -> list[Field]:
     if plurals.number > 1 and not (plurals.is_often and lost(must_survive(many.text, ()), one.text)):
         found[plurals.singular] = one
     return found
+
+
+def doubled(text: str) -> str:
+    """Double each "%" that starts no placeholder, which a model may have added: msgfmt would reject it."""
+    return LONE_PERCENT.sub(lambda match: "%%" if match["lone"] else match[0], text)
 
 
 def fuzzy(comments: Sequence[str], line_end: str) -> list[str]:

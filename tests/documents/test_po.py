@@ -218,6 +218,21 @@ def test_placeholders_survive_a_model_that_loses_them(part: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "source", "target"),
+    [
+        ("c-format", "Usage: %s or %d", "%% Usage: %s or %d 5%%"),
+        ("fuzzy, python-format", "Read %(name)s", "%% Read %(name)s 5%%"),
+        ("no-c-format", "Usage now", "% Usage now 5%"),
+        ("c-format", "Less than 5% of it", "% Less than 5% of it 5%"),  # the source contains such a sign
+    ],
+)
+def test_a_percent_sign_that_a_model_adds_is_no_placeholder(flags: str, source: str, target: str) -> None:
+    text = f'# c-format\n#, {flags}\nmsgid "{source}"\nmsgstr ""\n'
+    (message,) = messages_in(decoded(text, lambda prompt: f"% {prompt} 5%"))
+    assert message.targets == (target,)
+
+
+@pytest.mark.parametrize(
     ("lines", "message"),
     [
         ('msgid "a"\nmsgstr "b\n', "line 2 is not valid"),
