@@ -187,7 +187,8 @@ SPACE = r"[ \u00a0\u202f\u2009]"
 NUMBER = rf"(?:\d{{1,3}}(?:{SPACE}\d{{3}}(?!\d)){{1,6}}+|\d{{1,30}}+)(?:[.,'\u2019]\d{{1,30}}+){{0,10}}+"
 MONEY = rf"(?P<before>[$€£¥₹]){SPACE}?(?P<amount>{NUMBER})"
 MEASURE = rf"(?<![.,'\u2019]){START}(?P<number>{NUMBER})[-\u2011]?{SPACE}?"
-SYMBOL_OF_UNIT = rf"(?P<after>(?:{UNIT}|(?<!0)s)(?![/'\u2019]?{LETTER})|[%‰°$€£¥₹](?!%))"  # not "1960s"
+PERCENT = rf"%(?!%|(?<!\d%)(?:[A-Za-z]{{1,2}}{END}|\(\w))"  # not in "1-%d"
+SYMBOL_OF_UNIT = rf"(?P<after>(?:{UNIT}|(?<!0)s)(?![/'\u2019]?{LETTER})|[‰°$€£¥₹](?!%)|{PERCENT})"  # not "1960s"
 ANY_NUMBER = re.compile(NUMBER)
 QUANTITY = re.compile(rf"{MONEY}|{MEASURE}{SYMBOL_OF_UNIT}")
 # A unit may become a word in an output: "24 h", "24 Stunden"

@@ -67,7 +67,7 @@ CONVERSIONS = {
     "convert it to SRT with FFmpeg": "aqt ass jss mpl2 pjs rt sami smi ssa stl sub",
     "convert it to SRT with ttconv": "dfxp itt scc ttml",
     "convert it to SRT with Subtitle Edit": "sbv sup usf",
-    "convert it to PO and then to text with the Translate Toolkit": (
+    "convert it to PO with the Translate Toolkit": (
         "catkeys dtd ini lang php properties qm resw resx strings ts wxl xlf xliff"
     ),
     "extract its strings with xgettext": "c cc cpp cs go h hpp java js jsx lua mjs pl py rb rs sh tsx",
