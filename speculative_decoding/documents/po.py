@@ -72,7 +72,7 @@ def parts_of(comments: Sequence[str], fields: Mapping[str, Field], plurals: Plur
         finding = Finding(sources[0].line, UNTRANSLATED, f"{sources[0].text[:SHOWN]}: {problem}")
         yield Literal("".join([*comments, *(field.raw for field in fields.values())]), finding=finding)
         return
-    before = [field.raw for field in fields.values() if field not in targets]
+    before = [field.raw for keyword, field in fields.items() if not keyword.startswith("msgstr")]
     yield Literal("".join([*fuzzy(comments, sources[0].line_end), *before]))
     for index, source in enumerate(copied):
         for part in source.copy("msgstr" if len(sources) == 1 else f"msgstr[{index}]"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from ..errors import InputError
 from .findings import SHOWN
@@ -124,6 +124,7 @@ def token_of(match: re.Match[str]) -> Token:
     return Break(raw, text and " ", is_required=False)
 
 
+@lru_cache(1 << 12)  # a text may consist only of escapes, and shared tokens save memory
 def escape(raw: str) -> Token:
     r"""Return the token for an escape: a `Point` for control characters and bytes, such as "\a", "\303" or "\x41"."""
     if raw[1] in '"\\':
