@@ -522,9 +522,12 @@ jobs/output.py: the settings of another program are replaced | jobs/test_output.
 runs/places.py: names that differ in case are different | unit/cli/test_parser.py
 - unicodedata.normalize("NFD", name).casefold()
 + unicodedata.normalize("NFD", name)
-speech/media_files.py: the outputs are searched for recordings | speech/test_folders.py
-- for each in (folder, output) if
+runs/folders.py: the outputs are searched for inputs | unit/runs/test_folders.py speech/test_folders.py
+- for each in (folder, skipped) if
 + for each in (folder,) if
+runs/folders.py: a link out of a folder of documents is followed | unit/runs/test_folders.py documents/test_folders.py
+- leads_out = not Path(os.path.realpath(entry.path)).is_relative_to(root)
++ leads_out = False
 speech/media_files.py: a new recording takes the name of a finished transcript | speech/test_folders.py
 - for kept in ({}, finished):
 + for kept in ({},):
@@ -632,6 +635,12 @@ documents/rendering.py: lines that an output has no words for are left out | doc
 documents/splitting.py: a part may be longer than the model allows | documents/test_splitting.py
 - if len(part) == 1 or fits(part):
 + if True:
+documents/output.py: an output is a folder of another one | documents/test_folders.py
+- return next((parent for path in paths for parent in path.parents if folded(str(parent)) in found), None)
++ return None
+documents/command.py: a document that cannot be read stops a folder | documents/test_folders.py
+-             if name not in found.in_folders:
++             if True:
 documents/formats.py: a known format is read as text | documents/test_formats.py
 - if suffix in CONVERSION_OF:
 + if False:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,13 +19,13 @@ from typing import Any
 
 from ..cli.common import read_text, require_one_process, say, start_alone, write_stats, write_to_stdout
 from ..cli.flags import RunFlags, add_decoding_flags
-from ..cli.parser import File, Parser, add_flags, flags_from
+from ..cli.parser import File, Parser, add_flags, flag, flags_from
 from ..cli.progress import progress
 from ..cli.run_config import LANGUAGES, RunConfig, run_config_from
 from ..cli.runner import settle_exactness, summary_notes
 from ..decoding.prompt import language_prefix
 from ..engine import DEFAULT_SLOTS
-from ..errors import InputError, Message, Name
+from ..errors import InputError, Message, Name, joined
 from ..loading.language_map import language_tag, languages_named
 from ..loading.pair import ModelPair
 from ..rows.parts import PartScheduler
@@ -38,6 +38,7 @@ from .api import rules_for
 from .decoder import DocumentDecoder, require_usable
 from .decoding import Rules, Steps, decode_piece
 from .findings import FAILED, report
+from .folders import FoundDocuments
 from .journal import LOG_FORMAT, Journal
 from .options import DocumentOptions
 from .output import END, STANDARD, Destinations, Document, write_documents
@@ -46,7 +47,7 @@ from .reading import DocumentFile
 from .splitting import effective_unit, source_language, target_language
 from .tokens import Literal
 
-FILES = "decode these documents; - reads standard input"
+FILES = "decode these documents, and the documents in these folders; - reads standard input"
 OUTPUT = "file, or a folder for several documents (default: standard output)"
 KEEP = "terms that must appear unchanged, one per line"
 WRITE_MEMORY = "write the sources and outputs as a TMX file"
@@ -98,17 +99,19 @@ def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding
 
 
 def decode_documents(chosen: argparse.Namespace) -> int:
-    """Decode the documents and return the exit status: 1 if --check is given and there are findings."""
+    """Decode the documents and return the exit status.
+
+    The status is 2 if a document in a folder cannot be read, and 1 if --check is given and there are findings.
+    """
     require_one_process()
     flags, options = flags_from(DocumentFlags, chosen), flags_from(DocumentOptions, chosen)
     options = replace(options, unit=effective_unit(options))
-    places = Destinations(flags.files, flags.output, flags.write_memory)
+    found = FoundDocuments.search(flags.files, flags.output, options.format)
+    places = Destinations(found.files, flags.output, flags.write_memory, found.names if found.has_folders else None)
     places.check(vars(chosen), [] if flags.keep is None else [NamedFile("keep", flags.keep)])
     terms = [] if flags.keep is None else read_terms(flags.keep)
-    documents = [document_of(*each, options) for each in zip(flags.files, places.outputs, strict=True)]
     with ExitStack() as stack:
-        for document in documents:
-            document.check(stack)
+        documents = readable_documents(found, places, options, stack)
         config = run_config_from(chosen)
         pair = config.open()
         model, tokenizer = pair.target.model, pair.target.tokenizer
@@ -124,14 +127,14 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         session = stack.enter_context(config.session(pair))
         settle_exactness(session, flags.slots, None if journal is None else journal.log)
         language, target = source_language(languages[0], prefix), target_language(languages[1], prefix)
-        run = Run(documents, language, target, journal)
+        run = Run(documents, language, target, journal, found.failures)
         rules = rules_for(session, config.options, prefix, frozenset(terms))
         limit: dict[str, Any] = {"max_tokens": config.options.max_tokens} if "max_tokens" in config.given else {}
         steps = partial(run.steps, rules)
         decoder = DocumentDecoder(session, rules, prefix=prefix, slots=flags.slots, steps=steps, **limit)
         try:
             with memory_writer(flags, options.unit, languages) as add_pair:
-                run.decode(decoder, add_pair, total_size(flags.files))
+                run.decode(decoder, add_pair, total_size(documents))
         except KeyboardInterrupt:
             way_out = "" if journal is None else "; run the same command again to continue"
             say(f"\ndocument: interrupted after {run.finished} pieces{way_out}")
@@ -146,15 +149,56 @@ def read_terms(path: Path) -> list[str]:
     return sorted({line for line in lines if line})
 
 
-def document_of(name: str, output: Path | None, options: DocumentOptions) -> Document:
-    """Return a document that is not open yet. Raises `InputError` for an unsupported format."""
+def readable_documents(
+    found: FoundDocuments, places: Destinations, options: DocumentOptions, stack: ExitStack
+) -> list[Document]:
+    """Return the documents that can be read. The errors of other documents in folders are added to `found.failures`.
+
+    Raises `InputError` for another document that cannot be read, and if none of the documents can be read.
+    """
+    readable = []
+    for name, output in zip(found.files, places.outputs, strict=True):
+        document = document_of(name, output, options, is_alone=name not in found.in_folders)
+        document.import_parser()
+        try:
+            document.check(stack)
+        except InputError as error:
+            if name not in found.in_folders:
+                raise
+            found.failures[name] = error
+        else:
+            readable.append(document)
+    if not readable:
+        errors = [*found.failures.values()]
+        if len(errors) == 1:
+            raise errors[0]
+        each = joined(" | ", (error.problem for error in errors))
+        raise InputError(Message("none of the documents can be read ({each})", each=each), "files", "repair them")
+    for name in ("unwrap", "fields"):
+        if getattr(options, name) and not any(getattr(each.options, name) for each in readable):
+            raise InputError("has no effect on the formats of these documents", name, "leave it out")
+    for line in found.notes():
+        say(line)
+    if found.failures:
+        count = len(found.failures)
+        say(f"{count} {'file' if count == 1 else 'files'} cannot be read, and will be named at the end")
+    return readable
+
+
+def document_of(name: str, output: Path | None, options: DocumentOptions, *, is_alone: bool = True) -> Document:
+    """Return a document that is not open yet. Raises `InputError` for an unsupported format.
+
+    is_alone: Whether each option must have an effect on this document.
+    """
     is_stdin = name == STANDARD
     file = DocumentFile(sys.stdin.buffer if is_stdin else Path(name), options, "standard input" if is_stdin else name)
-    return Document(file, output, replace(options, format=file.format))
+    own = replace(options, format=file.format) if is_alone else options.for_format(file.format)
+    return Document(file, output, own)
 
 
-def total_size(names: Sequence[str]) -> int | None:
+def total_size(documents: Sequence[Document]) -> int | None:
     """Return the total size of the documents in bytes, or None if one of them is not a regular file."""
+    names = [document.file.name for document in documents]
     return sum(map(os.path.getsize, names)) if all(map(os.path.isfile, names)) else None
 
 
@@ -227,6 +271,7 @@ class Run:
         language: The ISO code of the documents' language.
         target: The BCP 47 tag of the outputs' language, or None if unknown.
         journal: The journal, or None if the document goes to standard output.
+        failures: The errors of the documents that cannot be decoded, keyed by name.
 
     Attributes:
         current: The document whose part was read last.
@@ -239,6 +284,7 @@ class Run:
     language: str
     target: str | None
     journal: Journal | None
+    failures: dict[str, InputError] = field(default_factory=dict)
     current: Document | None = None
     finished: int = 0
     pieces: int = 0
@@ -304,9 +350,15 @@ def finish(
     found = {document.file.name: document.findings for document in run.documents}
     lists = (report(findings, name) for name, findings in found.items())
     notes = summary_notes(stats, config.options, scheduler.num_prompts, 0)
-    say("\n".join([summary, *notes, *chain.from_iterable(lists)]))
+    failed = [error.message(flag) for error in run.failures.values()]
+    if failed:
+        failed.insert(0, f"{len(failed)} of {count + len(failed)} documents were not decoded:")
+    say("\n".join([summary, *notes, *chain.from_iterable(lists), *failed]))
     if flags.stats_json is not None:
         counts = {"pieces": run.pieces, "prompts": scheduler.num_prompts, "seconds": run.seconds, "slots": flags.slots}
         listed = [{"file": name, **each._asdict()} for name, findings in found.items() for each in findings]
-        write_stats(flags.stats_json, {**settings, **counts, **stats.as_dict(), "findings": listed})
-    return int(flags.check and any(found.values()))
+        failures = [{"file": name, "error": error.message(flag)} for name, error in run.failures.items()]
+        write_stats(
+            flags.stats_json, {**settings, **counts, **stats.as_dict(), "findings": listed, "failures": failures}
+        )
+    return 2 if failed else int(flags.check and any(found.values()))

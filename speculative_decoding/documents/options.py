@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated as A
 
 from ..errors import InputError, Message
@@ -46,6 +46,11 @@ class DocumentOptions:
             raise InputError(
                 Message("has no effect with {format} {value}", value=self.format), "fields", "leave it out"
             )
+
+    def for_format(self, format: str) -> DocumentOptions:
+        """Return the options for one of several documents, without the options that have no effect on its format."""
+        unwrap, fields = self.unwrap and format == "text", self.fields if format == "jsonl" else ()
+        return replace(self, format=format, unwrap=unwrap, fields=fields)
 
 
 class DocumentKeywords(OptionKeywords, total=False):

@@ -21,7 +21,7 @@ from ..runs.places import NamedFile, folded, new_file, not_replaced, require_fol
 from ..sampling.options import is_address
 from .decoder import Decoded
 from .findings import Finding
-from .formats import FORMATS
+from .formats import FORMATS, Parse
 from .options import DocumentOptions
 from .output_checks import DocumentFindings
 from .pieces import Piece
@@ -45,6 +45,7 @@ class Destinations:
         files: The documents; - is standard input.
         output: The name of a file or folder; None or - is standard output.
         memory: The translation memory to write, or None.
+        paths: The paths of the outputs in the output folder, if some of the documents were found in folders.
 
     Raises:
         InputError: The documents cannot be written to this output, for example several documents to one file.
@@ -53,18 +54,18 @@ class Destinations:
     files: Sequence[str]
     output: str | None
     memory: Path | None = None
+    paths: Sequence[Path] | None = None
 
     def __post_init__(self) -> None:
         if is_address(self.output):
             raise InputError(f"{self.output} is an address", "output", "name a file or a folder")
         count = len(self.files)
         if self.output in (None, STANDARD):
-            if count > 1:
+            if self.paths is not None or count > 1:
                 raise InputError(f"several documents need a folder (got {count})", "output", "name one")
         elif self._is_folder and STANDARD in self.files:
             raise InputError("standard input has no name for a file in a folder", "output", "name a file")
-        names = [folded(Path(name).name) for name in self.files]
-        if twice := next((Path(name).name for name in self.files if names.count(folded(Path(name).name)) > 1), None):
+        if twice := repeated_path(self._relative):
             raise InputError(f"two documents are named {twice}", "files", "decode them one by one")
 
     @cached_property
@@ -73,7 +74,7 @@ class Destinations:
         if self.output in (None, STANDARD):
             return [None]
         assert self.output is not None
-        return [Path(self.output, Path(name).name) if self._is_folder else Path(self.output) for name in self.files]
+        return [Path(self.output, path) for path in self._relative] if self._is_folder else [Path(self.output)]
 
     @property
     def folder(self) -> Path | None:
@@ -85,18 +86,25 @@ class Destinations:
         first = self.outputs[0]
         if first is None:
             return None
-        return first.with_name(".documents.journal" if len(self.files) > 1 else f"{first.name}.journal")
+        if self.folder is not None and (self.paths is not None or len(self.files) > 1):
+            return self.folder / ".documents.journal"
+        return first.with_name(f"{first.name}.journal")
 
     @property
     def names(self) -> list[str]:
         """The names of the outputs, relative to the journal's folder, and the path of the translation memory."""
-        names = [path.name for path in self.outputs if path is not None]
-        return names if self.memory is None else [*names, str(self.memory)]
+        paths = [*map(str, self._relative)] if self._is_folder else [each.name for each in self.outputs if each]
+        return paths if self.memory is None else [*paths, str(self.memory)]
+
+    @property
+    def _relative(self) -> Sequence[Path]:
+        """The paths of the outputs in the output folder."""
+        return [Path(Path(name).name) for name in self.files] if self.paths is None else self.paths
 
     @property
     def _is_folder(self) -> bool:
         output = self.output or ""
-        return len(self.files) > 1 or output.endswith("/") or Path(output).is_dir()
+        return self.paths is not None or len(self.files) > 1 or output.endswith("/") or Path(output).is_dir()
 
     def check(self, given: Mapping[str, Any], read: Sequence[NamedFile]) -> None:
         """Raise `InputError` if a file cannot be written, or is also used for another purpose.
@@ -105,10 +113,13 @@ class Destinations:
         """
         if self.folder is not None:
             require_folder(self.folder, "output")
+            if not self.folder.exists():  # it is created, but not its parent folder
+                require_writable(self.folder, "output")
         for name, path in self._written:
-            # A missing folder is created, but not its parent folder
-            is_created = path.parent == self.folder and not self.folder.exists()
-            require_writable(path.parent if is_created else path, name)
+            if name == "output" and self.folder is not None:
+                require_folder(path.parent, name)
+            else:
+                require_writable(path, name)
         inputs = [NamedFile("files", name) for name in self.files if name != STANDARD]
         written = [NamedFile(name, path) for name, path in self._written]
         if self.journal is not None:
@@ -132,6 +143,16 @@ class Destinations:
         return files if self.memory is None else [*files, ("write_memory", self.memory)]
 
 
+def repeated_path(paths: Sequence[Path]) -> Path | None:
+    """Return a path that occurs twice, or that is a folder for another one, on any file system; None without any."""
+    found: set[str] = set()
+    for path in paths:
+        if (name := folded(str(path))) in found:
+            return path
+        found.add(name)
+    return next((parent for path in paths for parent in path.parents if folded(str(parent)) in found), None)
+
+
 @dataclass
 class Document:
     """A document and its destination.
@@ -148,14 +169,18 @@ class Document:
     options: DocumentOptions
     findings: list[Finding] = field(default_factory=list)
 
+    def import_parser(self) -> Parse:
+        """Return the parser of the document's format. Raises `InputError` if a required package is missing."""
+        return FORMATS[self.file.format].parse
+
     def check(self, stack: ExitStack) -> None:
         """Read the document once to validate it. Raises `InputError`. stack: closes a document that stays open."""
-        format = FORMATS[self.file.format]
-        parse = format.parse  # imports packages that may not be installed
+        parse = self.import_parser()
         if not self.file.can_reopen:
             stack.enter_context(self.file)
         with self.reading():
-            deque(parse(self.file.lines, self.options, None) if format.has_errors else (), maxlen=0)
+            has_errors = FORMATS[self.file.format].has_errors
+            deque(parse(self.file.lines, self.options, None) if has_errors else (), maxlen=0)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
