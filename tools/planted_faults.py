@@ -641,6 +641,19 @@ documents/output.py: an output is a folder of another one | documents/test_folde
 documents/command.py: a document that cannot be read stops a folder | documents/test_folders.py
 -             if name not in found.in_folders:
 +             if True:
+documents/output.py: an output with a character that its encoding lacks is cut off | documents/test_encodings.py
+-             if document.error is not None:
+-                 raise Unwritten
++             pass
+documents/reading.py: bytes that are not restored are accepted | documents/test_encodings.py
+- if restored.digest() != original.digest():
++ if False:
+documents/reading.py: a declaration is overruled | documents/test_encodings.py
+- self._encoding = self.own_encoding or self._given_encoding or "utf-8"
++ self._encoding = self._given_encoding or self.own_encoding or "utf-8"
+documents/command.py: the journal of an output that was not written is removed | documents/test_encodings.py
+- if journal is not None and not any(document.error for document in documents):
++ if journal is not None:
 documents/formats.py: a known format is read as text | documents/test_formats.py
 - if suffix in CONVERSION_OF:
 + if False:

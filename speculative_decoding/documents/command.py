@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated as A
 from typing import Any
 
+from ..checkpoints.text import WAY_OUT
 from ..cli.common import read_text, require_one_process, say, start_alone, write_stats, write_to_stdout
 from ..cli.flags import RunFlags, add_decoding_flags
 from ..cli.parser import File, Parser, add_flags, flag, flags_from
@@ -37,8 +38,10 @@ from ..subpackages import require_subpackage
 from .api import rules_for
 from .decoder import DocumentDecoder, require_usable
 from .decoding import Rules, Steps, decode_piece
+from .encodings import encoding_named, label_of, require_encoding
 from .findings import FAILED, report
 from .folders import FoundDocuments
+from .formats import FORMATS
 from .journal import LOG_FORMAT, Journal
 from .options import DocumentOptions
 from .output import END, STANDARD, Destinations, Document, write_documents
@@ -53,6 +56,7 @@ KEEP = "terms that must appear unchanged, one per line"
 WRITE_MEMORY = "write the sources and outputs as a TMX file"
 CHECK = "exit with status 1 if there are findings"
 FORCE = "replace existing outputs, and start over if an interrupted run cannot be continued"
+OUTPUT_ENCODING = "encoding of the outputs, except HTML (default: that of each document)"
 SLOTS = "number of prompts to decode together"
 SEGTYPES = {"sentence": "sentence", "line": "block", "paragraph": "paragraph"}  # unit -> segment type of TMX
 
@@ -65,6 +69,7 @@ class DocumentFlags(RunFlags):
 
     files: A[Sequence[str], Text(), FILES] = ()
     output: A[str | None, Text(), OUTPUT, BASIC, Flag(short="-o", metavar="FILE_OR_FOLDER")] = None
+    output_encoding: A[str | None, Text(), OUTPUT_ENCODING, Flag(metavar="NAME")] = None
     keep: A[Path | None, File(), KEEP, BASIC] = None
     write_memory: A[Path | None, File(), WRITE_MEMORY, BASIC] = None
     check: A[bool, Bool(), CHECK, BASIC] = False
@@ -72,6 +77,8 @@ class DocumentFlags(RunFlags):
     slots: A[int, Int(1), SLOTS] = DEFAULT_SLOTS
 
     def __post_init__(self) -> None:
+        if self.output_encoding is not None:
+            require_encoding(self.output_encoding, "output_encoding")
         if self.force and self.output in (None, STANDARD) and self.write_memory is None:
             raise InputError(Message("has no effect without {output}"), "force", "give both, or leave it out")
         if self.write_memory is not None:
@@ -101,7 +108,8 @@ def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding
 def decode_documents(chosen: argparse.Namespace) -> int:
     """Decode the documents and return the exit status.
 
-    The status is 2 if a document in a folder cannot be read, and 1 if --check is given and there are findings.
+    The status is 2 if a document in a folder cannot be read or an output cannot be encoded, and 1 if --check is given
+    and there are findings.
     """
     require_one_process()
     flags, options = flags_from(DocumentFlags, chosen), flags_from(DocumentOptions, chosen)
@@ -111,7 +119,7 @@ def decode_documents(chosen: argparse.Namespace) -> int:
     places.check(vars(chosen), [] if flags.keep is None else [NamedFile("keep", flags.keep)])
     terms = [] if flags.keep is None else read_terms(flags.keep)
     with ExitStack() as stack:
-        documents = readable_documents(found, places, options, stack)
+        documents = readable_documents(found, places, options, flags.output_encoding, stack)
         config = run_config_from(chosen)
         pair = config.open()
         model, tokenizer = pair.target.model, pair.target.tokenizer
@@ -139,7 +147,7 @@ def decode_documents(chosen: argparse.Namespace) -> int:
             way_out = "" if journal is None else "; run the same command again to continue"
             say(f"\ndocument: interrupted after {run.finished} pieces{way_out}")
             return 130
-        if journal is not None:
+        if journal is not None and not any(document.error for document in documents):
             journal.log.remove()
     return finish(run, decoder.scheduler, config, pair.folders | settings, flags)
 
@@ -150,15 +158,19 @@ def read_terms(path: Path) -> list[str]:
 
 
 def readable_documents(
-    found: FoundDocuments, places: Destinations, options: DocumentOptions, stack: ExitStack
+    found: FoundDocuments,
+    places: Destinations,
+    options: DocumentOptions,
+    output_encoding: str | None,
+    stack: ExitStack,
 ) -> list[Document]:
     """Return the documents that can be read. The errors of other documents in folders are added to `found.failures`.
 
     Raises `InputError` for another document that cannot be read, and if none of the documents can be read.
     """
-    readable = []
+    readable: list[Document] = []
     for name, output in zip(found.files, places.outputs, strict=True):
-        document = document_of(name, output, options, is_alone=name not in found.in_folders)
+        document = document_of(name, output, options, output_encoding, is_alone=name not in found.in_folders)
         document.import_parser()
         try:
             document.check(stack)
@@ -177,6 +189,11 @@ def readable_documents(
     for name in ("unwrap", "fields"):
         if getattr(options, name) and not any(getattr(each.options, name) for each in readable):
             raise InputError("has no effect on the formats of these documents", name, "leave it out")
+    if output_encoding is not None and all(FORMATS[each.file.format].has_references for each in readable):
+        raise InputError("has no effect on HTML, which keeps its encoding", "output_encoding", "leave it out")
+    if options.encoding is not None:
+        for document in readable:
+            note_encoding(document.file, options.encoding)
     for line in found.notes():
         say(line)
     if found.failures:
@@ -185,13 +202,36 @@ def readable_documents(
     return readable
 
 
-def document_of(name: str, output: Path | None, options: DocumentOptions, *, is_alone: bool = True) -> Document:
+def note_encoding(file: DocumentFile, given: str) -> None:
+    """Print a note if a document probably has another encoding than the given one."""
+    if file.own_encoding not in (None, encoding_named(given)):
+        say(f"note: {file.name} is read as {label_of(file.own_encoding or '')}, which it declares, not as {given}")
+    elif file.is_utf8:
+        say(f"note: {file.name} is read as {given}, but is also valid UTF-8")
+
+
+def document_of(
+    name: str,
+    output: Path | None,
+    options: DocumentOptions,
+    output_encoding: str | None = None,
+    *,
+    is_alone: bool = True,
+) -> Document:
     """Return a document that is not open yet. Raises `InputError` for an unsupported format.
 
+    output_encoding: The encoding of the output (default: the document's).
     is_alone: Whether each option must have an effect on this document.
     """
     is_stdin = name == STANDARD
-    file = DocumentFile(sys.stdin.buffer if is_stdin else Path(name), options, "standard input" if is_stdin else name)
+    way_out = "name its {encoding}" if options.encoding is None else "name another {encoding}"
+    file = DocumentFile(
+        sys.stdin.buffer if is_stdin else Path(name),
+        options,
+        "standard input" if is_stdin else name,
+        output_encoding=None if output_encoding is None else encoding_named(output_encoding),
+        way_out=Message(f"{way_out}, or {{convert}}", convert=WAY_OUT),
+    )
     own = replace(options, format=file.format) if is_alone else options.for_format(file.format)
     return Document(file, output, own)
 
@@ -271,7 +311,7 @@ class Run:
         language: The ISO code of the documents' language.
         target: The BCP 47 tag of the outputs' language, or None if unknown.
         journal: The journal, or None if the document goes to standard output.
-        failures: The errors of the documents that cannot be decoded, keyed by name.
+        failures: The errors of the documents that cannot be read or written, keyed by name.
 
     Attributes:
         current: The document whose part was read last.
@@ -328,7 +368,10 @@ class Run:
 
             scheduler.on_output = show_rate
             for document, part, piece in write_documents(self.documents, decoded, write_to_stdout, replaces=replaces):
-                done += len(document.file.encode(part.raw))
+                done += document.file.num_bytes(part.raw)
+                if document.error is not None and document.file.name not in self.failures:
+                    self.failures[document.file.name] = document.error
+                    say(f"note: {document.error.message(flag)}")
                 if piece is not None:
                     self.pieces += 1
                     if add_pair is not None and not any(each.kind == FAILED for each in piece.findings):
@@ -352,7 +395,8 @@ def finish(
     notes = summary_notes(stats, config.options, scheduler.num_prompts, 0)
     failed = [error.message(flag) for error in run.failures.values()]
     if failed:
-        failed.insert(0, f"{len(failed)} of {count + len(failed)} documents were not decoded:")
+        total = len({*found, *run.failures})
+        failed.insert(0, f"{len(failed)} of {total} {'document was' if total == 1 else 'documents were'} not written:")
     say("\n".join([summary, *notes, *chain.from_iterable(lists), *failed]))
     if flags.stats_json is not None:
         counts = {"pieces": run.pieces, "prompts": scheduler.num_prompts, "seconds": run.seconds, "slots": flags.slots}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ..cli.flags import check_files
-from ..errors import InputError, Name, writing
+from ..errors import InputError, Message, Name, writing
 from ..runs.places import NamedFile, folded, new_file, not_replaced, require_folder, require_writable
 from ..sampling.options import is_address
 from .decoder import Decoded
+from .encodings import label_of
 from .findings import Finding
 from .formats import FORMATS, Parse
 from .options import DocumentOptions
@@ -32,6 +33,10 @@ from .tokens import Literal
 
 STANDARD = "-"  # standard input, or standard output
 END = Literal("")  # marks the end of each document in a stream of parts
+UNWRITTEN = Message(
+    "run the same command with {output_encoding} utf-8, and with {force} if other outputs exist; nothing is decoded "
+    "again"
+)
 WAY_OUT = "free some space, or name another output"
 
 Write = Callable[[bytes], None]
@@ -162,12 +167,14 @@ class Document:
         output: The file to write; None writes to standard output.
         options: How to read it.
         findings: The findings for the document. Empty until all of its parts have been written.
+        error: The reason why the output is not written: a character that its encoding lacks. None if there is none.
     """
 
     file: DocumentFile
     output: Path | None
     options: DocumentOptions
     findings: list[Finding] = field(default_factory=list)
+    error: InputError | None = None
 
     def import_parser(self) -> Parse:
         """Return the parser of the document's format. Raises `InputError` if a required package is missing."""
@@ -181,6 +188,19 @@ class Document:
         with self.reading():
             has_errors = FORMATS[self.file.format].has_errors
             deque(parse(self.file.lines, self.options, None) if has_errors else (), maxlen=0)
+        if self.output is None and not self.file.can_write_all:
+            problem = f"{label_of(self.file.output_encoding)} may lack characters of the output"
+            raise InputError(problem, "output_encoding", Message("name utf-8, or name a file with {output}"))
+
+    def encoded(self, text: str, part: Literal | Piece) -> bytes:
+        """Encode the output for a part. Returns b"" and sets `error` if the encoding lacks a character."""
+        try:
+            return self.file.encode(text)
+        except InputError as error:
+            place = f"{self.file.name}: line {part.line}" if isinstance(part, Piece) else self.file.name
+            problem = Message("{what}, so {path} is not written", what=error.problem, path=self.output)
+            self.error = InputError(problem, way_out=UNWRITTEN).at(place)
+            return b""
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -192,10 +212,16 @@ class Document:
                 raise error.at(self.file.name) from error
 
 
+class Unwritten(Exception):
+    """Discards an output that is incomplete."""
+
+
 def write_documents(
     documents: Iterable[Document], decoded: Iterable[Decoded], write_to_stdout: Write, *, replaces: bool = False
 ) -> Iterator[tuple[Document, Literal | Piece, DecodedPiece | None]]:
     """Write the decoded parts of documents. `END` follows each document's parts. Yields each part after writing it.
+
+    If the encoding of an output lacks a character, its document's `error` is set, and this output is not written.
 
     replaces: Whether existing files with different content are replaced.
 
@@ -206,12 +232,16 @@ def write_documents(
     for document in documents:
         findings = DocumentFindings()
         renderer = Renderer()
-        with opened(document.output, write_to_stdout, replaces) as write:
+        with suppress(Unwritten), opened(document.output, write_to_stdout, replaces) as write:
             write(document.file.preamble)
             for part, piece in takewhile(lambda each: each[0] is not END, stream):
-                write(document.file.encode(renderer.add(part, piece)))
+                text = renderer.add(part, piece)
+                if document.error is None:
+                    write(document.encoded(text, part))
                 findings.add(part, piece)
                 yield document, part, piece
+            if document.error is not None:
+                raise Unwritten
         document.findings = findings.by_line()
 
 

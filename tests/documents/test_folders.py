@@ -88,7 +88,7 @@ def test_unreadable_documents_do_not_stop_the_others_and_are_named_at_the_end(do
     arguments = ("docs", "-o", "de", *MODEL, "--check", "--max-document", "100", "--stats-json", "stats.json")
     status, _, said = document(*arguments)
     assert status == 2 and set(outputs("de")) == {*DOCUMENTS} and "4 files cannot be read, and will be named" in said
-    _, *named = said[said.index("4 of 8 documents were not decoded:") :].splitlines()
+    _, *named = said[said.index("4 of 8 documents were not written:") :].splitlines()
     assert [line.split(": ")[0] for line in named] == [
         "docs/bad.txt", "docs/pipe.txt", "docs/guide/list.jsonl", "docs/guide/deep/large.md",
     ]  # fmt: skip
