@@ -43,6 +43,7 @@ from .findings import FAILED, report
 from .folders import FoundDocuments
 from .formats import FORMATS
 from .journal import LOG_FORMAT, Journal
+from .matches import match_finder
 from .options import DocumentOptions
 from .output import END, STANDARD, Destinations, Document, write_documents
 from .pieces import Piece, parts_of
@@ -54,6 +55,7 @@ FILES = "decode these documents, and the documents in these folders; - reads sta
 OUTPUT = "file, or a folder for several documents (default: standard output)"
 KEEP = "terms that must appear unchanged, one per line"
 WRITE_MEMORY = "write the sources and outputs as a TMX file"
+USE_MATCHES = Message("use the translations of equal sources in {memory} without decoding them")
 CHECK = "exit with status 1 if there are findings"
 FORCE = "replace existing outputs, and start over if an interrupted run cannot be continued"
 OUTPUT_ENCODING = "encoding of the outputs, except HTML (default: that of each document)"
@@ -71,6 +73,7 @@ class DocumentFlags(RunFlags):
     output: A[str | None, Text(), OUTPUT, BASIC, Flag(short="-o", metavar="FILE_OR_FOLDER")] = None
     output_encoding: A[str | None, Text(), OUTPUT_ENCODING, Flag(metavar="NAME")] = None
     keep: A[Path | None, File(), KEEP, BASIC] = None
+    use_matches: A[bool, Bool(), USE_MATCHES, BASIC] = False
     write_memory: A[Path | None, File(), WRITE_MEMORY, BASIC] = None
     check: A[bool, Bool(), CHECK, BASIC] = False
     force: A[bool, Bool(), FORCE, BASIC] = False
@@ -114,13 +117,15 @@ def decode_documents(chosen: argparse.Namespace) -> int:
     require_one_process()
     flags, options = flags_from(DocumentFlags, chosen), flags_from(DocumentOptions, chosen)
     options = replace(options, unit=effective_unit(options))
+    if flags.use_matches and "memory" not in chosen:
+        raise InputError(Message("has no effect without {memory}"), "use_matches", "give both, or leave it out")
     found = FoundDocuments.search(flags.files, flags.output, options.format)
     places = Destinations(found.files, flags.output, flags.write_memory, found.names if found.has_folders else None)
     places.check(vars(chosen), [] if flags.keep is None else [NamedFile("keep", flags.keep)])
     terms = [] if flags.keep is None else read_terms(flags.keep)
     with ExitStack() as stack:
         documents = readable_documents(found, places, options, flags.output_encoding, stack)
-        config = run_config_from(chosen)
+        config = run_config_from(chosen, used=["memory"] if flags.use_matches else ())
         pair = config.open()
         model, tokenizer = pair.target.model, pair.target.tokenizer
         named = config.options
@@ -128,15 +133,18 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         own = config.options
         prefix = flags.prefix or language_prefix(model, tokenizer, own.src_lang, own.tgt_lang)
         languages = languages_of(named, prefix, flags.write_memory)
+        match = match_finder(config.memory, *languages) if flags.use_matches else None
         require_usable(model, tokenizer, config.options, prefix)
         say(config.describe(pair))
         settings = run_settings(config, pair, options, terms) | {"languages": languages, "outputs": places.names}
+        settings |= {"use_matches": True} if flags.use_matches else {}
         journal = opened_journal(stack, settings, places, flags.force)
         session = stack.enter_context(config.session(pair))
         settle_exactness(session, flags.slots, None if journal is None else journal.log)
         language, target = source_language(languages[0], prefix), target_language(languages[1], prefix)
-        run = Run(documents, language, target, journal, found.failures)
-        rules = rules_for(session, config.options, prefix, frozenset(terms))
+        rules = rules_for(session, config.options, prefix, frozenset(terms), match)
+        has_match = None if match is None else rules.has_match
+        run = Run(documents, language, target, journal, found.failures, has_match)
         limit: dict[str, Any] = {"max_tokens": config.options.max_tokens} if "max_tokens" in config.given else {}
         steps = partial(run.steps, rules)
         decoder = DocumentDecoder(session, rules, prefix=prefix, slots=flags.slots, steps=steps, **limit)
@@ -312,11 +320,13 @@ class Run:
         target: The BCP 47 tag of the outputs' language, or None if unknown.
         journal: The journal, or None if the document goes to standard output.
         failures: The errors of the documents that cannot be read or written, keyed by name.
+        has_match: See `parts_of`.
 
     Attributes:
         current: The document whose part was read last.
         finished: The number of pieces whose outputs are known.
         pieces: The number of pieces that have been written.
+        matches: How many of them are from the memory.
         seconds: The elapsed time.
     """
 
@@ -325,9 +335,11 @@ class Run:
     target: str | None
     journal: Journal | None
     failures: dict[str, InputError] = field(default_factory=dict)
+    has_match: Callable[[Piece], bool] | None = None
     current: Document | None = None
     finished: int = 0
     pieces: int = 0
+    matches: int = 0
     seconds: float = 0.0
 
     def parts(self) -> Iterator[Literal | Piece]:
@@ -335,7 +347,8 @@ class Run:
         for document in self.documents:
             self.current = document
             with document.reading():
-                yield from parts_of(document.file.lines, document.options, self.language, self.target)
+                lines = document.file.lines
+                yield from parts_of(lines, document.options, self.language, self.target, self.has_match)
             yield END
 
     def steps(self, rules: Rules, number: int, piece: Piece) -> Steps:
@@ -374,6 +387,7 @@ class Run:
                     say(f"note: {document.error.message(flag)}")
                 if piece is not None:
                     self.pieces += 1
+                    self.matches += piece.from_memory
                     if add_pair is not None and not any(each.kind == FAILED for each in piece.findings):
                         add_pair(piece.source, piece.text)
                     show_rate()
@@ -393,16 +407,23 @@ def finish(
     found = {document.file.name: document.findings for document in run.documents}
     lists = (report(findings, name) for name, findings in found.items())
     notes = summary_notes(stats, config.options, scheduler.num_prompts, 0)
+    if run.matches:
+        notes.append(f"LOSSY: {run.matches} segment{'s' * (run.matches > 1)} from the memory, not decoded")
     failed = [error.message(flag) for error in run.failures.values()]
     if failed:
         total = len({*found, *run.failures})
         failed.insert(0, f"{len(failed)} of {total} {'document was' if total == 1 else 'documents were'} not written:")
     say("\n".join([summary, *notes, *chain.from_iterable(lists), *failed]))
     if flags.stats_json is not None:
-        counts = {"pieces": run.pieces, "prompts": scheduler.num_prompts, "seconds": run.seconds, "slots": flags.slots}
+        counts = {
+            "pieces": run.pieces,
+            "matches": run.matches,
+            "prompts": scheduler.num_prompts,
+            "seconds": run.seconds,
+            "slots": flags.slots,
+        }
         listed = [{"file": name, **each._asdict()} for name, findings in found.items() for each in findings]
+        statistics = stats.as_dict() | {"lossless": stats.lossless and not run.matches}
         failures = [{"file": name, "error": error.message(flag)} for name, error in run.failures.items()]
-        write_stats(
-            flags.stats_json, {**settings, **counts, **stats.as_dict(), "findings": listed, "failures": failures}
-        )
+        write_stats(flags.stats_json, {**settings, **counts, **statistics, "findings": listed, "failures": failures})
     return 2 if failed else int(flags.check and any(found.values()))

@@ -64,6 +64,7 @@ class DocumentKeywords(OptionKeywords, total=False):
     prefix: str
     keep: Sequence[str]
     slots: int | None
+    use_matches: bool
     format: str | None
     unit: str
     unwrap: bool
