@@ -51,7 +51,7 @@ from .reading import DocumentFile
 from .splitting import effective_unit, source_language, target_language
 from .tokens import Literal
 
-FILES = "decode these documents, and the documents in these folders; - reads standard input"
+FILES = "documents or their folders; - is standard input"
 OUTPUT = "file, or a folder for several documents (default: standard output)"
 KEEP = "terms that must appear unchanged, one per line"
 WRITE_MEMORY = "write the sources and outputs as a TMX file"
@@ -73,7 +73,7 @@ class DocumentFlags(RunFlags):
     output: A[str | None, Text(), OUTPUT, BASIC, Flag(short="-o", metavar="FILE_OR_FOLDER")] = None
     output_encoding: A[str | None, Text(), OUTPUT_ENCODING, Flag(metavar="NAME")] = None
     keep: A[Path | None, File(), KEEP, BASIC] = None
-    use_matches: A[bool, Bool(), USE_MATCHES, BASIC] = False
+    use_matches: A[bool, Bool(), USE_MATCHES] = False
     write_memory: A[Path | None, File(), WRITE_MEMORY, BASIC] = None
     check: A[bool, Bool(), CHECK, BASIC] = False
     force: A[bool, Bool(), FORCE, BASIC] = False
