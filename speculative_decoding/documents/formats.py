@@ -26,6 +26,8 @@ class Format:
         suffixes: The suffixes of its files.
         streams: Whether documents are read line by line, so that memory use does not depend on their size.
         has_errors: Whether `parse` may raise `InputError`.
+        has_references: Whether characters that a document's encoding lacks are written as references such as "&#8222;".
+            The output then keeps the encoding.
         is_bilingual: Whether a document contains both sources and targets. See `tokens.py`.
     """
 
@@ -33,6 +35,7 @@ class Format:
     suffixes: tuple[str, ...]
     streams: bool = False
     has_errors: bool = False
+    has_references: bool = False
     is_bilingual: bool = False
 
     @property
@@ -48,7 +51,7 @@ class Format:
 FORMATS = {
     "text": Format("plain", (".txt", ".text", ".log"), streams=True),
     "markdown": Format("markdown", (".md", ".markdown", ".mkd"), has_errors=True),
-    "html": Format("html", (".html", ".htm", ".xhtml")),
+    "html": Format("html", (".html", ".htm", ".xhtml"), has_references=True),
     "srt": Format("subtitles", (".srt",)),
     "vtt": Format("subtitles", (".vtt",)),
     "jsonl": Format("json_lines", (".jsonl", ".ndjson"), streams=True, has_errors=True),

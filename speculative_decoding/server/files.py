@@ -18,6 +18,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..checkpoints.text import WAY_OUT
 from ..errors import InputError
 from .bodies import client_address
 from .errors import ServerError
@@ -42,7 +43,7 @@ async def translate_file(request: Request) -> Response:
         try:
             encoded = given.file.encode(content.pop("translatedText"))
         except InputError as error:
-            raise ServerError.of(error, subject="file") from None
+            raise ServerError.of(InputError(error.problem, way_out=WAY_OUT), subject="file") from None
         key = files.keep(client, name, suffix, given.file.preamble + encoded)
     return JSONResponse({"translatedFileUrl": f"{own_address(request)}/download_file/{key}", **content})
 

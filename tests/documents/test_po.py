@@ -293,9 +293,21 @@ def test_an_encoding_that_gettext_does_not_define_is_refused() -> None:
         DocumentFile(io.BytesIO(content), DocumentOptions(), "a.po").__enter__()
 
 
+@pytest.mark.parametrize("charset", ["ISO-8859-2", "CHARSET"])
+@pytest.mark.parametrize(
+    ("encoding", "declared"), [("utf-8", "UTF-8"), ("cp1251", "CP1251"), ("iso8859-15", "ISO-8859-15")]
+)
+def test_the_header_declares_the_encoding_of_the_output(charset: str, encoding: str, declared: str) -> None:
+    content = f'{HEADER.replace("UTF-8", charset)}msgid "charset=A"\nmsgstr "charset=B"\n'.encode()
+    with DocumentFile(io.BytesIO(content), DocumentOptions(), "a.po", output_encoding=encoding) as file:
+        output = file.preamble + file.encode(decoded("".join(file.lines)))
+    same = charset == "CHARSET" and encoding == "utf-8"  # a complete catalog is copied
+    assert output.decode(encoding) == content.decode().replace(charset, charset if same else declared)
+
+
 def test_a_character_that_the_encoding_lacks_is_refused() -> None:
     content = HEADER.replace("UTF-8", "ISO-8859-1").encode()
     with DocumentFile(io.BytesIO(content), DocumentOptions(), "a.po") as file:
         assert file.encode("ü") == b"\xfc"
-        with pytest.raises(InputError, match="a.po: ISO8859-1 lacks the character „ .*convert it to UTF-8"):
+        with pytest.raises(InputError, match="iso-8859-1 cannot write '„'"):
             file.encode("„")
