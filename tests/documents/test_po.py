@@ -102,7 +102,8 @@ def test_a_complete_catalog_stays_the_same(end: str) -> None:
         assert decoded(complete, swapped) == complete
 
 
-TEXT = TEXTS.map(lambda text: text.translate({13: None}))
+# polib divides lines as str.splitlines does
+TEXT = TEXTS.map(lambda text: "".join(each for each in text if each == "\n" or not f"a{each}b".splitlines()[1:]))
 MESSAGES = st.builds(
     polib.POEntry,
     msgid=TEXT.map(lambda text: f"Say it. {text}"),
@@ -125,14 +126,10 @@ def test_catalogs_written_by_polib_are_edited_in_place(entries: list[polib.POEnt
             entry.msgstr, entry.msgstr_plural = "", {0: entry.msgstr, 1: entry.msgstr}
         file.append(entry)
     text = str(file)
-    try:
-        before = messages_in(text)
-    except OSError:
-        return  # polib cannot read what it wrote
     output = decoded(text)
     require_properties(text, "po", filled=document_with(text, str, "po"))
+    assert messages_in(output) == [filled(each, output) for each in messages_in(text)]
     assert without_targets(messages_in(decoded(text, swapped))) == without_targets(messages_in(output))
-    assert len(messages_in(output)) == len(before)
 
 
 # Target -> Plural-Forms of Unicode's rules for integers, and the targets of "%d page", "%d pages"
