@@ -37,6 +37,7 @@ from tests.support.waiting import eventually
 TEXT = "# Prices\n\nThe method returns the value. The end.\nThe price of 12 items is 3 €.\n"
 SUBTITLES = "1\n00:00:01,000 --> 00:00:02,000\nThe method returns\n\n2\n00:00:02,000 --> 00:00:03,000\nthe 3 € value.\n"
 TOKEN = "correct-horse=battery"
+LONG = "talk é" + "x" * 80  # a name that must be broken into lines to fit on a phone
 PREFIX = PAIRS["en", "de"]
 LIMITS = Limits(slots=1, max_prompts=1, max_output_tokens=60, max_body=3000)
 
@@ -115,7 +116,7 @@ def test_a_text_is_translated_by_keyboard_alone(browser: Any, server: Serving) -
 
 def test_a_file_is_sent_and_downloaded_by_keyboard_alone(browser: Any, server: Serving, tmp_path: Path) -> None:
     expected = decoded(SUBTITLES, format="srt")
-    file = tmp_path / "talk é.srt"
+    file = tmp_path / f"{LONG}.srt"
     file.write_text(SUBTITLES)
     page, messages = opened_with_choices(browser, server, **PHONE)
     choosers = list[Any]()
@@ -131,7 +132,7 @@ def test_a_file_is_sent_and_downloaded_by_keyboard_alone(browser: Any, server: S
     assert press(page) == "start" and press(page, "Tab") == "download"
     with page.expect_download() as downloading:
         page.keyboard.press("Enter")
-    assert downloading.value.suggested_filename == "talk é_de.srt"
+    assert downloading.value.suggested_filename == f"{LONG}_de.srt"
     assert downloading.value.path().read_text() == expected.text
     assert findings(page, "file") == expected_findings(expected) and len(expected.findings) > 0
     assert page.get_attribute("#file", "accept").split(",")[:2] == [".txt", ".text"]
@@ -240,7 +241,7 @@ def test_errors_are_shown_in_one_line(browser: Any) -> None:
         assert page.text_content("#problem") == ""
         for name, content, words in (
             ("a.txt", b"a" * 4000, "the body must have at most 3000 bytes"),
-            ("a.unknown", b"a", "a.unknown: the suffix .unknown is unknown"),
+            (f"{LONG}.unknown", b"a", "the suffix .unknown is unknown"),
             ("a.txt", b"\xff\xfe\xff", "a.txt: "),
         ):
             page.set_input_files("#file", {"name": name, "mimeType": "text/plain", "buffer": content})
