@@ -29,9 +29,11 @@ export async function showChoices() {
   byId("formats").textContent = `Supported: ${settings.supportedFilesFormat.join(" ")}`;
   byId("file").accept = settings.supportedFilesFormat.join(",");
   if (hasLanguages()) {
-    const sources = [...languages.map(({ code }) => code)].sort(byName);
-    fill(byId("source"), settings.languageDetection ? [AUTO, ...sources] : sources, settings.language.source.code);
-    showTargets(settings.language.target.code);
+    const codes = languages.map(({ code }) => code).sort(byName);
+    const sources = codes.filter((code) => targetsOf(code).some((each) => each !== code));
+    const shown = sources.length ? sources : codes; // a model may only correct texts, from one language to itself
+    fill(byId("source"), settings.languageDetection ? [AUTO, ...shown] : shown, settings.language.source?.code ?? shown[0]);
+    showTargets(settings.language.target?.code);
   }
   return settings.filesTranslation;
 }
@@ -45,6 +47,7 @@ function nameOf(code) {
   }
 }
 
+const targetsOf = (code) => languages.find((each) => each.code === code).targets;
 const byName = (code, other) => nameOf(code).localeCompare(nameOf(other), "en");
 
 function fill(select, codes, chosen) {
@@ -55,7 +58,8 @@ function fill(select, codes, chosen) {
 // List the languages into which the chosen source can be translated.
 function showTargets(chosen) {
   const source = byId("source").value;
-  const possible = languages.filter(({ code }) => source === AUTO || code === source).flatMap(({ targets }) => targets);
+  const sources = source === AUTO ? [...byId("source").options].map(({ value }) => value).filter((code) => code !== AUTO) : [source];
+  const possible = sources.flatMap(targetsOf);
   fill(byId("target"), [...new Set(possible)].sort(byName), chosen);
   setLanguages();
 }

@@ -73,6 +73,14 @@ def choices(page: Any, select: str) -> list[str]:
     return [str(each) for each in page.eval_on_selector_all(f"#{select} option", "all => all.map((each) => each.text)")]
 
 
+def targets_by_name(server: Serving) -> dict[str, list[str]]:
+    """Return the names of each source's targets, sorted."""
+    with server.client() as client:
+        listed = client.get("/languages").json()
+    names = {"fr": "French"} | {each["code"]: each["name"] for each in listed}
+    return {each["name"]: sorted(names[code] for code in each["targets"]) for each in listed}
+
+
 def findings(page: Any, mode: str) -> list[str]:
     return [str(each) for each in page.locator(f"#{mode}-findings li").all_text_contents()]
 
@@ -142,13 +150,15 @@ def test_a_file_is_sent_and_downloaded_by_keyboard_alone(browser: Any, server: S
 
 
 def test_the_targets_are_those_of_the_source(browser: Any, server: Serving) -> None:
+    targets = targets_by_name(server)
+    assert {"French", "German"} <= {*targets["English"]} and "English" in targets["German"]
     page, _ = opened_with_choices(browser, server)
-    assert choices(page, "source") == ["Detect language", "English", "German"]
-    assert page.input_value("#source") == "en" and choices(page, "target") == ["French", "German"]
+    assert choices(page, "source") == ["Detect language", "English", "German"]  # no pair has French as its source
+    assert page.input_value("#source") == "en" and choices(page, "target") == targets["English"]
     assert page.input_value("#target") == "de"  # LibreTranslate's API names the first pair
     page.focus("#source")
     page.keyboard.type("G")
-    assert page.input_value("#source") == "de" and choices(page, "target") == ["English"]
+    assert page.input_value("#source") == "de" and choices(page, "target") == targets["German"]
     page.keyboard.press("Home")
     assert page.input_value("#source") == "auto" and choices(page, "target") == ["English", "French", "German"]
     page.select_option("#target", "fr")
@@ -191,7 +201,7 @@ def test_models_with_language_tokens_list_all_languages(browser: Any) -> None:
         page, _ = opened_with_choices(browser, server)
         assert choices(page, "source") == ["Detect language", "Chinese", "English", "German"]
         page.select_option("#source", label="German")
-        assert choices(page, "target") == ["Chinese", "English"]
+        assert choices(page, "target") == targets_by_name(server)["German"]
         page.select_option("#target", label="English")
         page.fill("#text", "beef\nabc")
         page.click("#start")
@@ -211,6 +221,18 @@ def test_models_with_language_tokens_list_all_languages(browser: Any) -> None:
         shown(page, "summary", "tokens per target call")
         assert page.text_content("#output") == session.generate("beef", tgt_lang="deu_Latn", max_tokens=20).text
         require_labels(page)
+
+
+@pytest.mark.slow
+def test_a_prefix_may_ask_for_a_correction_within_a_language(browser: Any) -> None:
+    with serving(limits=LIMITS, prefixes={("en", "en"): "grammar: "}) as server:
+        page, messages = opened_with_choices(browser, server)
+        assert choices(page, "source") == ["Detect language", "English"] and choices(page, "target") == ["English"]
+        assert page.input_value("#source") == "en"
+        page.fill("#text", TEXT)
+        page.click("#start")
+        shown(page, "summary", "Finished in ")
+        assert page.input_value("#translation") == decoded(TEXT, "grammar: ").text and not messages
 
 
 def test_a_model_without_languages_shows_no_choices(browser: Any) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from speculative_decoding import GenerationOptions, Session
+from speculative_decoding.server.files import KeptFiles
 from speculative_decoding.server.limits import Limits
 from tests.support.serving import GRAMMAR, Serving, bundled, events, held, serving
 from tests.support.subpackages import needs_subpackage
@@ -91,19 +93,31 @@ def test_a_later_error_is_the_last_event(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize("path", ["/translate", "/translate_file"])
-def test_a_client_that_disconnects_from_a_stream_releases_everything(path: str) -> None:
+def test_a_client_that_disconnects_from_a_stream_releases_everything(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved = list[int]()  # the sizes of the files for which memory is reserved
+    reserve = KeptFiles.reserve
+
+    @contextmanager
+    def recorded(self: KeptFiles, client: str, size: int) -> Iterator[None]:
+        with reserve(self, client, size):
+            reserved.append(size)
+            try:
+                yield
+            finally:
+                reserved.remove(size)
+
+    monkeypatch.setattr(KeptFiles, "reserve", recorded)
+    is_file = path == "/translate_file"
+    content: dict[str, Any] = {"files": {"file": ("a.md", TEXT.encode())}} if is_file else {}
+    fields = {**OWN, "stream": "true"} | ({} if is_file else {"q": TEXT})
     with held(bundled(), LIMITS) as (server, gated):
-        app = server.server.config.loaded_app
-        while not hasattr(app, "state"):
-            app = app.app
-        is_file = path == "/translate_file"
-        content: dict[str, Any] = {"files": {"file": ("a.md", TEXT.encode())}} if is_file else {}
-        fields = {**OWN, "stream": "true"} | ({} if is_file else {"q": TEXT})
         with server.client() as client, client.stream("POST", path, data=fields, **content) as response:
             assert response.status_code == 200 and server.service.admitted == 1
-            assert bool(app.state.files._used) == is_file
+            assert len(reserved) == is_file
         gated.allow()
-        eventually(lambda: server.service.admitted == 0 and not server.service._uploads and not app.state.files._used)
+        eventually(lambda: server.service.admitted == 0 and not server.service._uploads and not reserved)
 
 
 def test_a_model_without_languages_decodes_each_sentence() -> None:
