@@ -864,6 +864,12 @@ server/texts.py: caches of cancelled prompts are kept | server/test_texts.py
 server/texts.py: many long prompts are encoded together | server/test_texts.py
 - if to_encode < ENCODED else 0
 + if True else 0
+server/texts.py: a client is notified only of the first output of a text | server/test_texts.py
+-                 text.has_news = True
++                 pass
+server/translation_response.py: an output is sent again with each event | server/test_translation_response.py
+-         self._sent[text] += len(parts)
++         pass
 server/texts.py: a text is not read on | server/test_texts.py
 - if text.may_read and len(text.ahead) < READ_AHEAD // 2:
 + if False:
