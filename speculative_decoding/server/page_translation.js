@@ -13,6 +13,8 @@ const MEANINGS = { // category of a finding -> its meaning, which a text from th
   copied: "copied, because it is not natural language",
   parts: "decoded in parts, may be less fluent",
   lost: "missing from the output",
+  match: "not taken from the memory",
+  untranslated: "left untranslated",
 };
 const SHOW_MILLISECONDS = 100; // between updates of the output, because each takes time in proportion to its length
 let languages = []; // LibreTranslate's list: {code, name, targets}; empty if the model has no languages

@@ -41,10 +41,10 @@ async def stream(
                 event = None if found is None else event_of(*found)
                 if event is not None or found is None:
                     yield event
+            for event in last_events():
+                yield event
         except ServerError as error:
             service.metrics.errors.labels(error.code or error.status).inc()
             yield error_event(error)
             return
-        for event in last_events():
-            yield event
         yield "[DONE]"

@@ -92,6 +92,13 @@ def test_a_later_error_is_the_last_event(caplog: pytest.LogCaptureFixture) -> No
             assert [*events(response)] == [{"error": "the server failed while decoding this request; see its log"}]
 
 
+def test_an_output_that_cannot_be_encoded_is_the_last_event(server: Serving) -> None:
+    header = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=us-ascii\\n"\n\n'
+    catalog = f'{header}msgid "The method returns the value."\nmsgstr ""\n'.encode()  # the output contains "ü"
+    _, last = streamed(server, "/translate_file", data={**OWN, "stream": "true"}, files={"file": ("a.po", catalog)})
+    assert "ascii cannot write 'ü'" in last["error"]
+
+
 @pytest.mark.parametrize("path", ["/translate", "/translate_file"])
 def test_a_client_that_disconnects_from_a_stream_releases_everything(
     path: str, monkeypatch: pytest.MonkeyPatch
