@@ -24,7 +24,7 @@ from .splitting import effective_unit, source_language, target_language
 from .tokens import Literal
 
 OWN = ("prefix", "keep", "slots")
-READING = ("format", "unit", "unwrap", "fields")
+READING = ("format", "unit", "unwrap", "fields", "columns")
 
 
 def rules_for(session: SessionLike, options: GenerationOptions, prefix: str = "", keep: Collection[str] = ()) -> Rules:
@@ -38,8 +38,8 @@ def document(session: SessionLike, text: str, **options: Unpack[DocumentKeywords
     Args:
         text: The document.
         options: `prefix` is prepended to every prompt. `keep` lists terms that must appear unchanged in the output.
-            `slots` is the number of prompts to decode together (default: the session's). `format`, `unit`, `unwrap` and
-            `fields` are fields of `DocumentOptions`. All other options are fields of `GenerationOptions`.
+            `slots` is the number of prompts to decode together (default: the session's). `format`, `unit`, `unwrap`,
+            `fields` and `columns` are fields of `DocumentOptions`. All other options are fields of `GenerationOptions`.
 
     Raises:
         InputError: The document cannot be read, or an option cannot be used.

@@ -51,7 +51,10 @@ FORMATS = {
     "html": Format("html", (".html", ".htm", ".xhtml")),
     "srt": Format("subtitles", (".srt",)),
     "vtt": Format("subtitles", (".vtt",)),
+    "json": Format("json_tree", (".json", ".arb"), has_errors=True),
     "jsonl": Format("json_lines", (".jsonl", ".ndjson"), streams=True, has_errors=True),
+    "csv": Format("table", (".csv", ".psv"), streams=True, has_errors=True),
+    "tsv": Format("table", (".tsv", ".tab"), streams=True, has_errors=True),
 }
 BY_SUFFIX = {suffix: name for name, each in FORMATS.items() for suffix in each.suffixes}
 # How to convert other well-known formats -> their suffixes
@@ -71,10 +74,10 @@ CONVERSIONS = {
         "catkeys dtd ini lang php properties qm resw resx strings ts wxl xlf xliff"
     ),
     "extract its strings with xgettext": "c cc cpp cs go h hpp java js jsx lua mjs pl py rb rs sh tsx",
-    "convert it to JSON lines with jq": "arb geojson json json5 jsonc xcstrings",
-    "convert it to JSON lines with yq": "plist stringsdict toml yaml yml",
-    "convert it to JSON lines with Miller (mlr)": "csv psv tab tsv",
-    "save it as CSV, and convert the CSV file to JSON lines with Miller (mlr)": "numbers ods xls xlsm xlsx",
+    "convert it to JSON with json5 (npm)": "json5 jsonc",
+    "convert it to JSON lines with jq": "geojson xcstrings",
+    "convert it to JSON with yq": "plist stringsdict toml yaml yml",
+    "save it as CSV": "numbers ods xls xlsm xlsx",
     "convert its texts to HTML with xsltproc": "dita fodt rss svg tbx tmx xml xsl",
     "convert its texts to JSON lines with a Fluent parser": "ftl",
     "unpack it": "7z bz2 gz rar tar tgz xz zip zst",

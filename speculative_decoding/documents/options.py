@@ -16,8 +16,9 @@ UNITS = ("sentence", "line", "paragraph")
 FORMAT = "format of the documents (default: by the suffix; text without one)"
 UNIT = "unit of text to decode as one prompt"
 UNWRAP = "in plain text, join the lines of a paragraph, and break its output into as many lines"
-FIELDS = "field of each JSON line to decode; may be repeated (default: text)"
-MAX_DOCUMENT = "maximum bytes of a document that is read as a whole: Markdown, HTML or subtitles"
+FIELDS = "field of each JSON line to decode (default: text), or key of the texts in JSON; may be repeated"
+COLUMNS = "column of a table to decode: a name in the first row, or a number from 1; may be repeated"
+MAX_DOCUMENT = "maximum bytes of a document that is read as a whole: Markdown, HTML, subtitles or JSON"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class DocumentOptions:
     unit: A[str, Text(UNITS), UNIT, BASIC] = "sentence"
     unwrap: A[bool, Bool(), UNWRAP, BASIC] = False
     fields: A[Sequence[str], ListOf(Text()), FIELDS, Flag("field")] = ()
+    columns: A[Sequence[str], ListOf(Text()), COLUMNS, Flag(metavar="NAME_OR_NUMBER")] = ()
     max_document: A[int, Int(1), MAX_DOCUMENT] = 1 << 26
 
     def __post_init__(self) -> None:
@@ -42,10 +44,11 @@ class DocumentOptions:
             )
         if self.unwrap and self.unit == "line":
             raise InputError(Message("cannot be combined with {unit} line"), "unwrap", "leave one of them out")
-        if self.fields and self.format not in (None, "jsonl"):
-            raise InputError(
-                Message("has no effect with {format} {value}", value=self.format), "fields", "leave it out"
-            )
+        for name, formats in (("fields", ("json", "jsonl")), ("columns", ("csv", "tsv"))):
+            if getattr(self, name) and self.format not in (None, *formats):
+                raise InputError(
+                    Message("has no effect with {format} {value}", value=self.format), name, "leave it out"
+                )
 
 
 class DocumentKeywords(OptionKeywords, total=False):
@@ -58,3 +61,4 @@ class DocumentKeywords(OptionKeywords, total=False):
     unit: str
     unwrap: bool
     fields: Sequence[str]
+    columns: Sequence[str]

@@ -9,7 +9,7 @@ import asyncio
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,7 +34,7 @@ async def translate_file(request: Request) -> Response:
     fields = await read_request(request, IN_FILES)
     client = client_address(request)
     with files.reserve(client, len(fields["file"].content)):
-        given = await opened(request, fields["file"], fields.get("format"))
+        given = await opened(request, fields["file"], fields.get("format"), fields.get("columns", ()))
         request.scope["prompts"] = [given.text]
         content = of_one(await translator.translate(request, [given], fields["source"], fields["target"]))
         assert given.file is not None
@@ -43,12 +43,13 @@ async def translate_file(request: Request) -> Response:
     return JSONResponse({"translatedFileUrl": f"{own_address(request)}/download_file/{key}", **content})
 
 
-async def opened(request: Request, part: Part, format: str | None) -> Document:
+async def opened(request: Request, part: Part, format: str | None, columns: Sequence[str]) -> Document:
     """Read the file of a request. Raises `ServerError`."""
     from .documents import open_file
 
     try:
-        return await in_thread(request, lambda: open_file(part.content, base_name(part.file_name), format))
+        name = base_name(part.file_name)
+        return await in_thread(request, lambda: open_file(part.content, name, format, columns))
     except InputError as error:
         raise ServerError.of(error, subject="file") from None
 

@@ -1,6 +1,8 @@
-"""A few documents of each format, which `tools.fuzz_files` damages."""
+"""A few documents of each format with the columns of tables, which `tools.fuzz_files` damages."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tests.support.paths import ROOT
 
@@ -37,6 +39,25 @@ JSON_LINES = rb"""{"id": 1, "text": "Open the page.\nClose \"it\"."}
 
 {"text": "Caf\u00e9 \ud83d\ude00"}
 """
+JSON = rb"""{
+  "@@locale": "en",
+  "menu": {"open": "Open the page.\nClose \"it\".", "n": [1e400, null, "{n, plural, one {# file} other {# files}}"]},
+  "@menu": {"description": "Copied"},
+  "caf\u00e9": "Caf\u00e9 \ud83d\ude00"
+}
+"""
+CSV = b"""sep=;\r
+1;Open the page.;2,5\r
+2;"Close ""it"";\r
+now."\r
+3;=SUM(A1:A2)\r
+4;"{n, plural, one {# file}\r
+other {# files}}";;\r
+"""
+TSV = b"""1\tOpen the page.\t2
+2\t"Close ""it""."
+3\t"A quotation, without end
+"""
 TEXT = "Open the page. Close it.\n\n  Name\tValue\r\nCafé   2 km\n".encode("utf-16")
 
 SAMPLES: dict[str, list[bytes]] = {
@@ -45,5 +66,9 @@ SAMPLES: dict[str, list[bytes]] = {
     "html": [HTML],
     "srt": [SRT],
     "vtt": [VTT],
+    "json": [JSON],
     "jsonl": [JSON_LINES],
+    "csv": [CSV, CSV.removeprefix(b"sep=;\r\n")],
+    "tsv": [TSV],
 }
+COLUMNS: dict[str, Sequence[str]] = {"csv": ["2"], "tsv": ["2"]}
