@@ -19,6 +19,7 @@ HEAD_LINES, HEAD_CHARACTERS = 100, 1 << 18  # the part of a document that determ
 SHOWN_NAMES = 20
 DECLARED = re.compile(r'"?sep=([^"\r\n])"?[\r\n]*+', re.IGNORECASE)  # the first line of some CSV files, for Excel
 NUMBER = re.compile("[0-9]{1,9}")
+MARK = Text('"', '""')  # shared, because a cell may consist only of quotation marks
 SPELLED = re.compile(r'""|\r\n?|[\n\t]|[^"\r\n\t]++')
 
 
@@ -33,8 +34,9 @@ def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = N
     if not is_tsv and head and (declared := DECLARED.fullmatch(head[0])):
         yield Literal(head.pop(0))
         delimiters, number = (declared[1],), 2
-    layout = max((Layout(head, each, options) for each in delimiters), key=lambda each: each.rank)
-    layout.require_columns()
+    layouts = [Layout(head, number, each, options) for each in delimiters]
+    layout = max(layouts, key=lambda each: each.rank)
+    layout.require_columns(next((each.error for each in layouts if each.error is not None), None))
     is_header = layout.has_header
     for cell in cells(chain(head, lines), layout.delimiter, is_tsv=is_tsv, number=number):
         if is_header or cell.column not in layout.columns or not cell.content:
@@ -60,7 +62,7 @@ def parts_of(cell: Cell, delimiter: str, *, is_tsv: bool) -> Iterator[Part]:
         return
     yield Literal(cell.before)
     if cell.before:
-        tokens = [Text(each.replace('""', '"'), each) for each in SPELLED.findall(cell.content)]
+        tokens = [MARK if each == '""' else Text(each, each) for each in SPELLED.findall(cell.content)]
         write = (lambda text: double_marks(one_line(text))) if is_tsv else double_marks
         yield from blocks_of(tokens, cell.line, write, without_formula)
     else:
@@ -74,25 +76,27 @@ class Layout:
 
     Args:
         head: The first lines.
+        number: The number of the first of them.
         delimiter: The delimiter.
         options: The options. Columns are names in the first row, or numbers from 1. If there are only numbers, the
             table has no header.
 
     Attributes:
         columns: The numbers of the columns to decode, from 0.
+        error: An error in the first row.
         rank: A sort key: the layout is plausible if all columns exist, and all rows have as many cells as the first.
     """
 
-    def __init__(self, head: Iterable[str], delimiter: str, options: DocumentOptions) -> None:
+    def __init__(self, head: Iterable[str], number: int, delimiter: str, options: DocumentOptions) -> None:
         self.delimiter = delimiter
         self._wanted = options.columns
         self._format = options.format or "csv"
         self.has_header = any(not NUMBER.fullmatch(name) for name in self._wanted)
-        self._error: InputError | None = None
+        self.error: InputError | None = None
         rows: list[int] = []  # number of cells of each row
         self._names: list[str] = []  # cells of the first row
         try:
-            for cell in cells(head, delimiter, is_tsv=self._format == "tsv"):
+            for cell in cells(head, delimiter, is_tsv=self._format == "tsv", number=number):
                 if not rows:
                     self._names.append(cell.text.strip())
                 if cell.ends_row and (cell.column or cell.content):
@@ -100,7 +104,7 @@ class Layout:
                 elif cell.ends_row and not rows:
                     self._names.clear()
         except InputError as error:  # the last row of the head may be incomplete
-            self._error = error if not rows else None
+            self.error = error if not rows else None
         self._width = max(rows, default=0)
         found = {name: self._numbers(name) for name in self._wanted}
         self.columns = {number for numbers in found.values() for number in numbers}
@@ -113,10 +117,13 @@ class Layout:
             return [int(name) - 1] if 0 < int(name) <= self._width else []
         return [number for number, each in enumerate(self._names) if each == name.strip()]
 
-    def require_columns(self) -> None:
-        """Raise `InputError` if there are no columns to decode, or the table lacks one of them."""
-        if self._error is not None:
-            raise self._error
+    def require_columns(self, error: InputError | None) -> None:
+        """Raise `InputError` if there are no columns to decode, or the table lacks one of them.
+
+        error: An error in the first row for any delimiter, which explains a missing column.
+        """
+        if error is not None and (self._missing or not self._wanted):
+            raise error
         names = [f"{each[:SHOWN]!r}" for each in self._names[:SHOWN_NAMES]]
         more = ", ..." if len(self._names) > SHOWN_NAMES else ""
         way_out = f"name some of {', '.join(names)}{more}, or numbers from 1 to {self._width}"

@@ -155,6 +155,7 @@ def test_formulas_are_copied_and_reported() -> None:
 
 
 REFUSED = [
+    ({"columns": ["2"]}, 'sep=,\nid,"text\n1,a\n', "line 2: the quotation mark that begins a cell has no counterpart"),
     (
         {},
         "id,text\n1,a\n",

@@ -129,7 +129,7 @@ def test_the_format_of_a_file_may_be_named(server: Serving, german: list[str]) -
 def test_json_and_the_named_columns_of_tables_are_translated(server: Serving, german: list[str]) -> None:
     found = download(server, send_file(server, "de.json", json.dumps({"a": [SENTENCES[2]]}).encode()))
     assert json.loads(found.text) == {"a": [german[2]]}
-    table = f'id,text\nThe end.,"{SENTENCES[2]}"\n'
+    table = f'id,text\nThis is kept.,"{SENTENCES[2]}"\n'
     found = download(server, send_file(server, "a.csv", table.encode(), columns="text"))
     assert found.text == table.replace(SENTENCES[2], german[2])
 
