@@ -1,7 +1,11 @@
-"""Creates the blocks of a cell: a text of JSON or of a table, which may contain several lines and columns."""
+"""Creates the blocks of a cell: a text of JSON or of a table, which may contain several lines and columns.
+
+Also contains what the readers of JSON and of tables share.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -37,3 +41,10 @@ def is_separator(token: Token) -> bool:
     return isinstance(token, Text) and (
         token.text in ("\r", "\n", "\t") or (len(token.text) > 1 and token.text.isspace())
     )
+
+
+def end_of(pattern: re.Pattern[str], text: str, position: int) -> int:
+    """Return the end of a match. pattern: matches at any position, possibly without characters."""
+    match = pattern.match(text, position)
+    assert match is not None
+    return match.end()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ..errors import InputError
+from .cells import end_of
 
 MAX_CELL = 1 << 22  # maximum characters of a cell with line breaks
 INSIDE = re.compile(r'(?:[^"]++|"")*+')
@@ -83,12 +84,6 @@ def quoted(line: str, position: int, number: int, following: Iterator[tuple[int,
             problem = f"line {first}: the quotation mark that begins a cell has no counterpart"
             raise InputError(problem if not line else f"{problem} within {MAX_CELL} characters", way_out="add it")
     return "".join([*content, line[position:stop]]), number, line, stop
-
-
-def end_of(pattern: re.Pattern[str], text: str, position: int) -> int:
-    match = pattern.match(text, position)
-    assert match is not None
-    return match.end()
 
 
 def double_marks(text: str) -> str:
