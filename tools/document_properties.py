@@ -1,21 +1,24 @@
 """Decodes documents using functions instead of a model, and checks that everything except the text is unchanged.
 
     python -m tools.document_properties README.md docs data
+    python -m tools.document_properties prices.csv --columns name description
 
 Pass files, or folders, in which all files with a known suffix are read. With the identity function, the output must
 equal the document byte for byte. In a bilingual document, each missing target becomes a copy of its source. With a
 function that swaps the case of letters, only letters in decoded texts may differ, and all of them must. With functions
-that repeat or drop words, these parts must stay the same: lines, cues, JSON fields, all of a gettext catalog except
-translations, code, and the blocks, cells and tags of Markdown and HTML. The tool prints a line per failure and a
-summary. The exit status is 1 if there are failures.
+that repeat or drop words, these parts must stay the same: lines, cues, JSON fields and keys, the cells of tables, all
+of a gettext catalog except translations, code, and the blocks, cells and tags of Markdown and HTML. The tool prints a
+line per failure and a summary. The exit status is 1 if there are failures.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from io import StringIO
 from itertools import islice, zip_longest
 from pathlib import Path
 
@@ -25,11 +28,13 @@ from speculative_decoding.documents.options import DocumentOptions
 from speculative_decoding.documents.pieces import Piece, parts_of
 from speculative_decoding.documents.reading import DocumentFile
 from speculative_decoding.documents.subtitles import LINE_END
+from speculative_decoding.documents.table import DELIMITERS
 from speculative_decoding.documents.tokens import Literal, Text, line_ends
 from tests.documents.decoders import written_with
 from tests.documents.po_oracle import messages_in
 from tests.documents.properties import swapped
 from tests.documents.test_html import tree
+from tests.documents.test_json_tree import shape_of as json_shape
 from tests.documents.test_markdown import ORACLE
 from tests.documents.test_subtitles import TIMES, every_third, twice
 
@@ -53,20 +58,34 @@ def other_than_translations(text: str) -> list[object]:
     return [each._replace(targets=(), flags=each.flags | {"fuzzy"}) for each in messages_in(text)]
 
 
+def rows(text: str) -> list[object]:
+    """Return the number of cells of each row of a CSV table, for the delimiter that its rows agree on."""
+    found = [[len(row) for row in csv.reader(StringIO(text, newline=""), delimiter=each)] for each in DELIMITERS]
+    return [*max(found, key=lambda sizes: (sizes[:1] > [1], sizes.count(sizes[0]) if sizes else 0))]
+
+
+def line_cells(text: str) -> list[object]:
+    return [line.count("\t") for line in text.splitlines()]
+
+
 STRUCTURES: dict[str, Callable[[str], list[object]]] = {
     "text": LINE_END.findall,
     "markdown": blocks,
     "html": block_tags,
     "srt": TIMES.findall,
     "vtt": TIMES.findall,
+    "json": lambda text: [json_shape(text)],
     "jsonl": other_fields,
     "po": other_than_translations,
+    "csv": rows,
+    "tsv": line_cells,
 }
 
 
-def failures(path: Path, models: Sequence[str], counts: Counter[str]) -> Iterator[str]:
-    """Yield a document's failures. models: names in `MODELS`. counts: updated in place."""
-    options = DocumentOptions(format=BY_SUFFIX[path.suffix.lower()])
+def failures(path: Path, models: Sequence[str], counts: Counter[str], columns: Sequence[str] = ()) -> Iterator[str]:
+    """Yield a document's failures. models: names in `MODELS`. counts: updated in place. columns: for tables."""
+    format = BY_SUFFIX[path.suffix.lower()]
+    options = DocumentOptions(format=format, columns=columns if format in ("csv", "tsv") else ())
     with DocumentFile(path, options) as file:
         source = "".join(file.lines)
         parts = [*parts_of(file.lines, options, "en")]
@@ -109,11 +128,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Check that documents keep everything but their text.")
     parser.add_argument("paths", nargs="+", type=Path, metavar="FILE_OR_FOLDER")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], help="functions (default: all)")
+    parser.add_argument("--columns", nargs="+", default=[], help="the columns of tables to decode")
     chosen = parser.parse_args()
     found = [each for path in chosen.paths for each in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     counts = Counter[str]()
     for path in (each for each in found if each.suffix.lower() in BY_SUFFIX):
-        for failure in failures(path, chosen.models, counts):
+        for failure in failures(path, chosen.models, counts, chosen.columns):
             counts["failures"] += 1
             print(f"{path}: {failure}", flush=True)
     print(", ".join(f"{counts[name]} {name}" for name in ("documents", "bytes", "pieces", "failures")))

@@ -335,8 +335,9 @@ def read_document(format: str, path: Path) -> bool:
     from speculative_decoding.documents.pieces import parts_of
     from speculative_decoding.documents.reading import DocumentFile
     from tests.documents.decoders import written_with
+    from tests.documents.samples import COLUMNS
 
-    options = DocumentOptions(format=format)
+    options = DocumentOptions(format=format, columns=COLUMNS.get(format, ()))
     with DocumentFile(path, options) as file:
         output = file.encode(written_with(parts_of(file.lines, options, "en", "de"), str))
         assert DOCUMENT_FORMATS[format].is_bilingual or file.preamble + output == path.read_bytes()

@@ -26,7 +26,7 @@ from .splitting import effective_unit, source_language, target_language
 from .tokens import Literal
 
 OWN = ("prefix", "keep", "slots", "use_matches")
-READING = ("format", "unit", "unwrap", "fields")
+READING = ("format", "unit", "unwrap", "fields", "columns")
 
 
 def rules_for(
@@ -52,8 +52,8 @@ def document(session: SessionLike, text: str, **options: Unpack[DocumentKeywords
         text: The document.
         options: `prefix` is prepended to every prompt. `keep` lists terms that must appear unchanged in the output.
             `slots` is the number of prompts to decode together (default: the session's). If `use_matches` is True, the
-            targets of equal sources in the session's memory are used without decoding. `format`, `unit`, `unwrap` and
-            `fields` are fields of `DocumentOptions`. All other options are fields of `GenerationOptions`.
+            targets of equal sources in the session's memory are used without decoding. `format`, `unit`, `unwrap`,
+            `fields` and `columns` are fields of `DocumentOptions`. All other options are fields of `GenerationOptions`.
 
     Raises:
         InputError: The document cannot be read, or an option cannot be used.

@@ -86,7 +86,7 @@ class FoundDocuments:
 def suffixes_of(format: str | None) -> frozenset[str]:
     """Return the suffixes of the files that are read in a folder. format: See `FoundDocuments.search`."""
     if format is None:
-        return frozenset(BY_SUFFIX)
+        return frozenset(suffix for suffix, name in BY_SUFFIX.items() if not FORMATS[name].is_data)
     return frozenset(FORMATS[format].suffixes) | (MARKDOWN_DIALECTS if format == "markdown" else frozenset())
 
 

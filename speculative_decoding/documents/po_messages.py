@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from ..errors import InputError
+from .cells import blocks_of
 from .findings import SHOWN
-from .json_lines import blocks_of
 from .layout import line_break_text
 from .tokens import Break, Kept, Literal, Part, Point, Text, Token, line_ends
 

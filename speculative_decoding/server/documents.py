@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO, StringIO
 from itertools import islice
@@ -128,14 +128,16 @@ def fitting(prompting: Prompting) -> Callable[[str], bool]:
     return is_allowed
 
 
-def open_file(content: bytes, name: str, format: str | None) -> Document:
+def open_file(content: bytes, name: str, format: str | None, columns: Sequence[str] = ()) -> Document:
     """Read a file. Raises `InputError`.
 
     format: One of the names in `FORMATS`. If None, the name's suffix determines the format.
+    columns: The columns of a table to decode.
     """
     if format is None and not PurePath(name).suffix:
         way_out = Message("rename it, or name a {format}")
         raise InputError(f"{name or 'a file without a name'}: has no suffix such as .txt", "file", way_out)
-    options = DocumentOptions(format=validate("format", Text(tuple(FORMATS)), format or format_of(name, "file")))
+    format = validate("format", Text(tuple(FORMATS)), format or format_of(name, "file"))
+    options = DocumentOptions(format=format, columns=columns)
     with DocumentFile(BytesIO(content), options, name) as file:
         return Document("".join(file.lines), options, file)

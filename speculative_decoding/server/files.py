@@ -9,7 +9,7 @@ import asyncio
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,7 +36,7 @@ async def translate_file(request: Request) -> Response:
     client = client_address(request)
     with ExitStack() as held:
         held.enter_context(files.reserve(client, len(fields["file"].content)))
-        given = await opened(request, fields["file"], fields.get("format"))
+        given = await opened(request, fields["file"], fields.get("format"), fields.get("columns", ()))
         request.scope["prompts"] = [given.text]
         translation = await translator.open(request, [given], fields, held)
 
@@ -54,12 +54,13 @@ async def translate_file(request: Request) -> Response:
         return await translation.respond(request, held, content, fields.get("stream", False), lambda new: {})
 
 
-async def opened(request: Request, part: Part, format: str | None) -> Document:
+async def opened(request: Request, part: Part, format: str | None, columns: Sequence[str]) -> Document:
     """Read the file of a request. Raises `ServerError`."""
     from .documents import open_file
 
     try:
-        return await in_thread(request, lambda: open_file(part.content, base_name(part.file_name), format))
+        name = base_name(part.file_name)
+        return await in_thread(request, lambda: open_file(part.content, name, format, columns))
     except InputError as error:
         raise ServerError.of(error, subject="file") from None
 

@@ -56,7 +56,14 @@ FIELDS: Mapping[str, Field] = {
 }
 DETECTED: Mapping[str, Field] = {"q": Field(Text(), required="a text", blank=True), **OF_ALL}
 FILE = Field(File(), required="a file as multipart/form-data")
-IN_FILES: Mapping[str, Field] = {**LANGUAGES, "format": Field(), "stream": STREAM, **OF_ALL, "file": FILE}
+IN_FILES: Mapping[str, Field] = {
+    **LANGUAGES,
+    "format": Field(),
+    "columns": Field(ListOf(Text())),
+    "stream": STREAM,
+    **OF_ALL,
+    "file": FILE,
+}
 
 
 async def read_request(request: Request, table: Mapping[str, Field]) -> dict[str, Any]:

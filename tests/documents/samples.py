@@ -1,6 +1,8 @@
-"""A few documents of each format, which `tools.fuzz_files` damages."""
+"""A few documents of each format with the columns of tables, which `tools.fuzz_files` damages."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tests.support.paths import ROOT
 
@@ -73,6 +75,25 @@ msgstr "Fertig"
 """
 LATIN_PO = PO.replace(b"\n", b"\r\n").replace(b"CHARSET", b"iso-8859-1").replace(b"Fertig", b"F\xe4hig")
 LATIN_PO = LATIN_PO.replace(b"nplurals=INTEGER; plural=EXPRESSION;", b"nplurals=3; plural=n%10==1 ? 0 : n<5 ? 1 : 2;")
+JSON = rb"""{
+  "@@locale": "en",
+  "menu": {"open": "Open the page.\nClose \"it\".", "n": [1e400, null, "{n, plural, one {# file} other {# files}}"]},
+  "@menu": {"description": "Copied"},
+  "caf\u00e9": "Caf\u00e9 \ud83d\ude00"
+}
+"""
+CSV = b"""sep=;\r
+1;Open the page.;2,5\r
+2;"Close ""it"";\r
+now."\r
+3;=SUM(A1:A2)\r
+4;"{n, plural, one {# file}\r
+other {# files}}";;\r
+"""
+TSV = b"""1\tOpen the page.\t2
+2\t"Close ""it""."
+3\t"A quotation, without end
+"""
 TEXT = "Open the page. Close it.\n\n  Name\tValue\r\nCafé   2 km\n".encode("utf-16")
 
 SAMPLES: dict[str, list[bytes]] = {
@@ -81,6 +102,10 @@ SAMPLES: dict[str, list[bytes]] = {
     "html": [HTML],
     "srt": [SRT],
     "vtt": [VTT],
+    "json": [JSON],
     "jsonl": [JSON_LINES],
     "po": [PO, LATIN_PO],
+    "csv": [CSV, CSV.removeprefix(b"sep=;\r\n")],
+    "tsv": [TSV],
 }
+COLUMNS: dict[str, Sequence[str]] = {"csv": ["2"], "tsv": ["2"]}

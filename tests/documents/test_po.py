@@ -73,7 +73,7 @@ def test_only_letters_of_missing_translations_change(name: str, end: str) -> Non
     assert output == document_with(CATALOGS[name], str, "po").replace("\n", end)
 
 
-@pytest.mark.parametrize("name", CATALOGS.keys() - NOT_IN_POLIB)
+@pytest.mark.parametrize("name", [name for name in CATALOGS if name not in NOT_IN_POLIB])
 def test_polib_reads_the_filled_catalog(name: str) -> None:
     text = CATALOGS[name]
     output = decoded(text)
@@ -81,7 +81,7 @@ def test_polib_reads_the_filled_catalog(name: str) -> None:
 
 
 @pytest.mark.parametrize("model", [swapped, every_third, twice, lambda text: "x", lambda text: 'a "b" \\ c\td'])
-@pytest.mark.parametrize("name", CATALOGS.keys() - NOT_IN_POLIB)
+@pytest.mark.parametrize("name", [name for name in CATALOGS if name not in NOT_IN_POLIB])
 def test_all_but_translations_stays_the_same_with_any_model(name: str, model: Callable[[str], str]) -> None:
     text = CATALOGS[name]
     same, output = messages_in(decoded(text)), messages_in(decoded(text, model))
