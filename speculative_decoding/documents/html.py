@@ -22,9 +22,14 @@ MAX_REFERENCE = 64  # characters; no code point has that many digits
 
 def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = None) -> Iterator[Part]:
     """Yield the parts of a document, which is read as a whole."""
-    source = StringIO(newline="")  # unlike "".join, this creates no list of lines, which have 50 bytes of overhead each
+    return Reader(read_whole(lines)).parts()
+
+
+def read_whole(lines: Iterable[str]) -> str:
+    """Join lines. Unlike "".join, this creates no list of lines, which have 50 bytes of overhead each."""
+    source = StringIO(newline="")
     source.writelines(lines)
-    return Reader(source.getvalue()).parts()
+    return source.getvalue()
 
 
 def escape_html(text: str) -> str:
@@ -34,7 +39,11 @@ def escape_html(text: str) -> str:
 
 def escape_xml(text: str) -> str:
     """Escape text for XML, which has no named reference for a no-break space."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\xa0", "&#160;")
+    return escape_markup(text).replace("\xa0", "&#160;")
+
+
+def escape_markup(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 class Reader:

@@ -1,6 +1,6 @@
 """Opens documents: determines their format and encoding, and reads their lines, including line ends.
 
-The declared encoding of HTML follows the WHATWG Encoding and HTML standards, simplified.
+The declared encoding of HTML and XLIFF follows the WHATWG Encoding and HTML standards, simplified.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class DocumentFile:
                 reader.detach()  # otherwise the reader would close the file
 
     def encode(self, text: str) -> bytes:
-        """Encode a part of the document. Characters that HTML's encoding lacks become character references."""
+        """Encode a part of the document. Characters that the encoding of HTML or XLIFF lacks become references."""
         return text.encode(self._encoding, "strict" if self._encoding in UNICODE else "xmlcharrefreplace")
 
     def _open(self, stack: ExitStack) -> None:
@@ -133,7 +133,8 @@ class DocumentFile:
 
     def _find_encoding(self, head: bytes) -> None:
         self.preamble = next((mark for mark in BYTE_ORDER_MARKS if head.startswith(mark)), b"")
-        declared = declared_encoding(head) if self.format == "html" and not self.preamble else "utf-8"
+        may_declare = FORMATS[self.format].declares_encoding and not self.preamble
+        declared = declared_encoding(head) if may_declare else "utf-8"
         self._encoding = BYTE_ORDER_MARKS.get(self.preamble, declared)
 
     def _check(self, line: str, number: int) -> None:
@@ -168,7 +169,7 @@ def declared_encoding(content: bytes) -> str:
     label = (match[1] or match[2]).decode("latin-1")
     try:
         name = codecs.lookup(re.sub("^windows-", "cp", label.lower().removeprefix("x-"))).name
-    except LookupError:
+    except (LookupError, ValueError):  # ValueError: the label contains a NUL character
         name = label
     if (name := BROWSER_ENCODINGS.get(name, name)) not in SUPPORTED:
         raise InputError(f"declares the encoding {label}, which is not supported", way_out=WAY_OUT)

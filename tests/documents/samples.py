@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.documents.xliff_shapes import SHAPES
 from tests.support.paths import ROOT
 
 HTML = b"""\xef\xbb\xbf<!doctype html><html><head><title>A &amp; B</title><style>p { color: red }</style></head>
@@ -46,4 +47,5 @@ SAMPLES: dict[str, list[bytes]] = {
     "srt": [SRT],
     "vtt": [VTT],
     "jsonl": [JSON_LINES],
+    "xliff": [shape.document.encode() for shape in SHAPES.values()],
 }
