@@ -25,6 +25,7 @@ LINE_BREAKS = frozenset(["lb", "pb", "xlf:lb", "xlf:pb", "LINE_BREAK"])  # value
 # Angular writes tags as empty elements, whose identifiers are START_TAG_DIV_1 and CLOSE_TAG_DIV
 ANGULAR = re.compile(r"(START|CLOSE)_(\w+?)(?:_\d+)?")
 INVALID = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # XML cannot represent these characters
+PAIR = "/"  # starts the names of ranges between two codes in `Content`, unlike those of elements
 MAX_TOKENS = 256  # per block; `places` finds places for as many codes
 
 
@@ -55,12 +56,13 @@ def parts_of_content(source: str, start: int, stop: int, line: int, *, keeps_lin
         elif not name:
             add_text(content, match, keeps_lines=keeps_lines)
         elif is_whole(name, attributes) and not (match["closing"] or match["empty"]):
-            add_code(content, name, attributes, source[match.start() : element_end(matches)])
+            end = element_end(matches)
+            add_code(content, name, attributes, source[match.start() : end], source[end : end + 1])
             segments = segments[:-1] if name == "mrk" else segments
         elif match["closing"]:
             content.close(name, 0, match[0])
         elif match["empty"]:
-            add_code(content, name, attributes, match[0])
+            add_code(content, name, attributes, match[0], source[match.end() : match.end() + 1])
         else:
             content.open(name, 0, match[0], is_link=True)
     yield from blocks_of(content, line)
@@ -94,28 +96,32 @@ def add_text(content: Content, match: re.Match[str], *, keeps_lines: bool) -> No
             content.add(type, 0, raw)
 
 
-def add_code(content: Content, name: str, attributes: dict[str, str], raw: str) -> None:
-    """Add an element without content, or one whose content is copied."""
-    angular = ANGULAR.fullmatch(attributes.get("id", "")) if name == "x" else None
-    key = f"/{attributes.get('rid') or attributes.get('startRef') or attributes.get('id')}"
+def add_code(content: Content, name: str, attributes: dict[str, str], raw: str, following: str) -> None:
+    """Add an element without content, or one whose content is copied. following: the character after it.
+
+    A code without text, such as a placeholder between two words, is placed after a word together with the space before
+    it.
+    """
+    is_opening, is_closing = name in OPENING, name in CLOSING
+    key = attributes.get("rid") or attributes.get("startRef") or attributes.get("id", "")
+    if name == "x" and (angular := ANGULAR.fullmatch(key)):
+        is_opening, is_closing, key = angular[1] == "START", angular[1] == "CLOSE", angular[2]
     if name == "mrk":
         content.keep(0, raw)
     elif LINE_BREAKS.intersection(attributes.values()):
         content.append(0, Break(raw))
-    elif name in OPENING:
-        content.open(key, 0, raw, is_link=True)
-    elif name in CLOSING:
-        content.close(key, 0, raw)
-    elif angular and angular[1] == "START":
-        content.open(f"/{angular[2]}", 0, raw, is_link=True)
-    elif angular:
-        content.close(f"/{angular[2]}", 0, raw)
+    elif is_opening:
+        content.open(PAIR + key, 0, raw, is_link=True)
+    elif is_closing and content.is_open(PAIR + key):
+        content.close(PAIR + key, 0, raw)
     else:
-        content.append(0, Point(raw))
+        space = content.take_space() if following in {*WHITE_SPACE, *".,:;!?"} else ""
+        content.append(0, Point(space + raw))
 
 
 def blocks_of(content: Content, line: int) -> Iterator[Part]:
     """Yield a block for the content, or for each of its lines. An ICU message is always a single block."""
+    content.drop_open(PAIR)
     raw = "".join(token.raw for token in content.tokens)
     if not content.has_text:
         if raw:

@@ -83,7 +83,11 @@ def test_the_format_is_named_or_that_of_the_suffix() -> None:
         (b"a\nb\0\n", "a.txt", "a.txt: line 2: contains a NUL character .character 2"),
         ("ab".encode("utf-16-le"), "a.md", "UTF-16 without a byte-order mark"),
         (b"<meta charset=x-unknown>", "a.html", "a.html: declares the encoding x-unknown, which is not supported"),
-        (b'<?xml version="1.0" encoding="x\0"?>', "a.xlf", "a.xlf: declares the encoding x\0, which is not supported"),
+        (
+            b'<?xml version="1.0" encoding="x\0"?>',
+            "a.xlf",
+            r"a.xlf: declares the encoding x\\x00, which is not supported",
+        ),
         (b"<meta charset=iso-2022-jp>", "a.html", "iso-2022-jp, which is not supported; convert it to UTF-8"),
         (b"<meta charset=sjis>\x87\x90", "a.html", "a.html: has characters that cp932 can write in two ways"),
         (b"<meta charset=latin1>\x81", "a.html", "a.html: line 1: not CP1252"),
