@@ -212,6 +212,17 @@ def test_prompts_are_the_texts_of_sources(content: str) -> None:
     assert [part.text.strip() for part in parts if isinstance(part, Piece)] == TEXTS[content]
 
 
+def test_a_code_between_words_is_placed_with_the_space_before_it() -> None:
+    content = "The <ph id='1'>{0}</ph> method returns <x id='2'/>, the <x id='3'/>value <x id='4'/> now"
+    document = first(f'<trans-unit id="1"><source>{content}</source></trans-unit>')
+    (piece,) = (part for part in parts_in(document, "xliff") if isinstance(part, Piece))
+    assert piece.text == "The method returns, the value now"
+    output = document_with(document, lambda _: "Die Methode liefert, den Wert nun", "xliff")
+    target = output.partition("<target ")[2].partition(">")[2].partition("</target>")[0]
+    assert target.startswith("Die <ph id='1'>{0}</ph> Methode liefert <x id='2'/>, den ")
+    assert target.endswith("Wert <x id='4'/> nun")
+
+
 def test_outputs_are_escaped() -> None:
     document = first('<trans-unit id="1"><source>word</source></trans-unit>')
     assert ">a&lt;b&gt; &amp; ]]&gt;\xa0c</target>" in document_with(document, lambda _: "a<b> & ]]>\xa0\x0bc", "xliff")
