@@ -26,16 +26,17 @@ class Format:
         suffixes: The suffixes of its files.
         streams: Whether documents are read line by line, so that memory use does not depend on their size.
         has_errors: Whether `parse` may raise `InputError`.
+        has_references: Whether characters that a document's encoding lacks are written as references such as "&#8222;".
+            The output then keeps the encoding.
         is_bilingual: Whether a document contains both sources and targets. See `tokens.py`.
-        declares_encoding: Whether a document may declare its encoding.
     """
 
     module: str
     suffixes: tuple[str, ...]
     streams: bool = False
     has_errors: bool = False
+    has_references: bool = False
     is_bilingual: bool = False
-    declares_encoding: bool = False
 
     @property
     def parse(self) -> Parse:
@@ -50,16 +51,17 @@ class Format:
 FORMATS = {
     "text": Format("plain", (".txt", ".text", ".log"), streams=True),
     "markdown": Format("markdown", (".md", ".markdown", ".mkd"), has_errors=True),
-    "html": Format("html", (".html", ".htm", ".xhtml"), declares_encoding=True),
+    "html": Format("html", (".html", ".htm", ".xhtml"), has_references=True),
     "srt": Format("subtitles", (".srt",)),
     "vtt": Format("subtitles", (".vtt",)),
     "jsonl": Format("json_lines", (".jsonl", ".ndjson"), streams=True, has_errors=True),
+    "po": Format("po", (".po", ".pot"), has_errors=True, is_bilingual=True),
     "xliff": Format(
         "xliff",
         (".xlf", ".xliff", ".mqxliff", ".mxliff", ".sdlxliff"),
         has_errors=True,
         is_bilingual=True,
-        declares_encoding=True,
+        has_references=True,
     ),
 }
 BY_SUFFIX = {suffix: name for name, each in FORMATS.items() for suffix in each.suffixes}
@@ -75,10 +77,7 @@ CONVERSIONS = {
     "convert it to SRT with FFmpeg": "aqt ass jss mpl2 pjs rt sami smi ssa stl sub",
     "convert it to SRT with ttconv": "dfxp itt scc ttml",
     "convert it to SRT with Subtitle Edit": "sbv sup usf",
-    "convert it to text with po2txt (Translate Toolkit)": "po pot",
-    "convert it to PO and then to text with the Translate Toolkit": (
-        "catkeys dtd ini lang php properties qm resw resx strings ts wxl"
-    ),
+    "convert it to PO with the Translate Toolkit": ("catkeys dtd ini lang php properties qm resw resx strings ts wxl"),
     "extract its strings with xgettext": "c cc cpp cs go h hpp java js jsx lua mjs pl py rb rs sh tsx",
     "convert it to JSON lines with jq": "arb geojson json json5 jsonc xcstrings",
     "convert it to JSON lines with yq": "plist stringsdict toml yaml yml",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import groupby
 
 from ..errors import InputError
 from .messages import message_parts
 from .options import DocumentOptions
-from .tokens import Block, Break, Literal, Part, Point, Text, Token, Write
+from .tokens import Block, Break, Literal, Part, Point, Text, Token, Write, line_ends
 
 DEFAULT_FIELDS = ("text",)
 SPACE = re.compile(r"[ \t\n\r]*")
@@ -34,7 +34,7 @@ def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = N
         position, write = 0, partial(escaped, ensure_ascii=ESCAPED.search(line) is not None and line.isascii())
         for start, end in text_spans(line, fields, number):
             yield Literal(line[position:start])
-            yield from blocks_of(line[start:end], number, write)
+            yield from blocks_of(tokens_of(line[start:end]), number, write)
             position = end
         yield Literal(line[position:])
 
@@ -75,15 +75,22 @@ def skip_space(line: str, position: int) -> int:
     return match.end()
 
 
-def blocks_of(raw: str, number: int, write: Write) -> Iterator[Part]:
-    """Yield a block for each cell of each line of a field, as in plain text, or a single block for an ICU message."""
-    found: list[Token] = [escape(each) if each[0] == "\\" else Text(each, each) for each in SPELLED.findall(raw)]
-    if message_parts("".join(token.text for token in found)):  # its arguments may span several lines
-        yield Block([Break(token.raw) if ends_cell(token) else token for token in found], number, write)
+def tokens_of(raw: str) -> list[Token]:
+    return [escape(each) if each[0] == "\\" else Text(each, each) for each in SPELLED.findall(raw)]
+
+
+def blocks_of(text: Sequence[Token], number: int, write: Write) -> Iterator[Part]:
+    """Yield a block for each cell of each line of a text, as in plain text, or a single block for an ICU message.
+
+    number: The number of the document's line on which the text begins, from 1.
+    """
+    if message_parts("".join(token.text for token in text)):  # its arguments may span several lines
+        yield Block([Break(token.raw) if ends_cell(token) else token for token in text], number, write)
         return
-    for is_between, group in groupby(found, ends_cell):
+    for is_between, group in groupby(text, ends_cell):
         tokens = list(group)
         yield from (Literal(token.raw) for token in tokens) if is_between else [Block(tokens, number, write)]
+        number += sum(line_ends(token.raw) for token in tokens)
 
 
 def ends_cell(token: Token) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated as A
 
 from ..errors import InputError, Message
 from ..sampling.keywords import OptionKeywords
 from ..sampling.options import validate_fields
 from ..sampling.values import BASIC, Bool, Flag, Int, ListOf, Text
+from .encodings import require_encoding
 from .formats import FORMATS
 
 UNITS = ("sentence", "line", "paragraph")
@@ -17,7 +18,8 @@ FORMAT = "format of the documents (default: by the suffix; text without one)"
 UNIT = "unit of text to decode as one prompt"
 UNWRAP = "in plain text, join the lines of a paragraph, and break its output into as many lines"
 FIELDS = "field of each JSON line to decode; may be repeated (default: text)"
-MAX_DOCUMENT = "maximum bytes of a document that is read as a whole: Markdown, HTML or subtitles"
+ENCODING = "encoding of documents that do not declare one, such as windows-1252 (default: utf-8)"
+MAX_DOCUMENT = "maximum bytes of a document that is read as a whole: Markdown, HTML, subtitles or PO"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +34,13 @@ class DocumentOptions:
     unit: A[str, Text(UNITS), UNIT, BASIC] = "sentence"
     unwrap: A[bool, Bool(), UNWRAP, BASIC] = False
     fields: A[Sequence[str], ListOf(Text()), FIELDS, Flag("field")] = ()
+    encoding: A[str | None, Text(), ENCODING, Flag(metavar="NAME")] = None
     max_document: A[int, Int(1), MAX_DOCUMENT] = 1 << 26
 
     def __post_init__(self) -> None:
         validate_fields(self)
+        if self.encoding is not None:
+            require_encoding(self.encoding, "encoding")
         if self.unwrap and self.format not in (None, "text"):
             raise InputError(
                 Message("has no effect with {format} {value}", value=self.format), "unwrap", "leave it out"
@@ -47,6 +52,11 @@ class DocumentOptions:
                 Message("has no effect with {format} {value}", value=self.format), "fields", "leave it out"
             )
 
+    def for_format(self, format: str) -> DocumentOptions:
+        """Return the options for one of several documents, without the options that have no effect on its format."""
+        unwrap, fields = self.unwrap and format == "text", self.fields if format == "jsonl" else ()
+        return replace(self, format=format, unwrap=unwrap, fields=fields)
+
 
 class DocumentKeywords(OptionKeywords, total=False):
     """The keyword arguments of `document`, for `**options: Unpack[...]` (PEP 692)."""
@@ -54,6 +64,7 @@ class DocumentKeywords(OptionKeywords, total=False):
     prefix: str
     keep: Sequence[str]
     slots: int | None
+    use_matches: bool
     format: str | None
     unit: str
     unwrap: bool

@@ -61,6 +61,9 @@ class Document:
         text: The content.
         options: The options for reading it.
         file: The file, or None for a text.
+
+    Attributes:
+        finished: The number of characters of `text` whose output has been written.
     """
 
     prompting: Prompting
@@ -72,6 +75,7 @@ class Document:
         self._options = replace(options, unit=effective_unit(options))
         self._renderer = Renderer()
         self._findings = DocumentFindings()
+        self.finished = 0
 
     def sample(self) -> str:
         """Return the beginning of the text without markup, for language detection."""
@@ -101,6 +105,7 @@ class Document:
     def add(self, part: Literal | Piece, result: DecodedPiece | None) -> str:
         """Return the output for the next part. result: The result of the part's steps, or None for a copied part."""
         self._findings.add(part, result)
+        self.finished += len(part.raw)
         return self._renderer.add(part, result)
 
     def findings(self) -> list[dict[str, Any]]:

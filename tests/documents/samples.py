@@ -38,6 +38,42 @@ JSON_LINES = rb"""{"id": 1, "text": "Open the page.\nClose \"it\"."}
 
 {"text": "Caf\u00e9 \ud83d\ude00"}
 """
+PO = rb"""# \xd0\x9f\xd0\xb5\xd1\x80\xd0\xb5\xd0\xb2\xd0\xbe\xd0\xb4
+#, fuzzy
+msgid ""
+msgstr ""
+"Language: \n"
+"Content-Type: text/plain; charset=CHARSET\n"
+"Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;\n"
+
+#. note
+#: a.c:1
+#, c-format
+#| msgid "Old"
+msgctxt "menu"
+msgid "Open \"%s\"."
+msgstr ""
+
+msgid ""
+"The first line of a well-"
+"known text is long "
+"enough.\n"
+"  -h, --help\tshow \303\274 and \a\n"
+msgstr ""
+
+msgid "%d file"
+msgid_plural "%d files"
+msgstr[0] ""
+msgstr[1] ""
+
+msgid "Done"
+msgstr "Fertig"
+
+#~ msgid "Gone"
+#~ msgstr "Weg"
+"""
+LATIN_PO = PO.replace(b"\n", b"\r\n").replace(b"CHARSET", b"iso-8859-1").replace(b"Fertig", b"F\xe4hig")
+LATIN_PO = LATIN_PO.replace(b"nplurals=INTEGER; plural=EXPRESSION;", b"nplurals=3; plural=n%10==1 ? 0 : n<5 ? 1 : 2;")
 TEXT = "Open the page. Close it.\n\n  Name\tValue\r\nCafé   2 km\n".encode("utf-16")
 
 SAMPLES: dict[str, list[bytes]] = {
@@ -47,5 +83,6 @@ SAMPLES: dict[str, list[bytes]] = {
     "srt": [SRT],
     "vtt": [VTT],
     "jsonl": [JSON_LINES],
+    "po": [PO, LATIN_PO],
     "xliff": [shape.document.encode() for shape in SHAPES.values()],
 }

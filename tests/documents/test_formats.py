@@ -16,12 +16,12 @@ READ = {
     **{"README": "text", "notes.txt": "text", "a.TEXT": "text", "build.log": "text", "standard input": "text"},
     **{"-": "text", "/dev/fd/63": "text", ".hidden": "text", "page.md": "markdown", "a.b.HTML": "html"},
     **{"talk.SRT": "srt", "talk.de.vtt": "vtt", "data.ndjson": "jsonl", "folder.po/notes": "text"},
+    **{"de.po": "po", "messages.POT": "po"},
     **{"app.xlf": "xliff", "app.de.XLIFF": "xliff", "a.docx.sdlxliff": "xliff", "a.mqxliff": "xliff"},
 }
 # A tool that documents support for each: pandoc --list-input-formats, ffmpeg -demuxers, converters of the Translate
 # Toolkit. docx, odt, rtf and epub are guards
 CONVERTED = {
-    **{"app.po": "po2txt", "app.pot": "po2txt"},
     **{"Main.strings": "Translate Toolkit", "app.properties": "Translate Toolkit", "strings.resx": "Translate Toolkit"},
     **{"app_de.ts": "Translate Toolkit", "app.ini": "Translate Toolkit", "lang.php": "Translate Toolkit"},
     **{"Localizable.stringsdict": "yq", "de.yaml": "yq", "de.yml": "yq", "a.toml": "yq", "app.ftl": "Fluent"},

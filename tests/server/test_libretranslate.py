@@ -135,7 +135,7 @@ def test_links_behind_a_proxy_with_tls_are_encrypted(guarded: Serving) -> None:
 
 REFUSED: list[tuple[str, bytes, dict[str, str], str]] = [
     ("a.docx", b"PK", {}, "file: a.docx: .docx is not supported; convert it to Markdown or HTML with pandoc"),
-    ("app.po", b'msgid "a"', {}, "file: app.po: .po is not supported; convert it to text with po2txt"),
+    ("app.resx", b"<root/>", {}, "file: app.resx: .resx is not supported; convert it to PO with the"),
     ("app.json", b"{}", {}, "app.json: .json is not supported; convert it to JSON lines with jq"),
     ("talk.ass", b"[Events]", {}, "talk.ass: .ass is not supported; convert it to SRT with FFmpeg"),
     ("a.xyz", b"a", {}, "a.xyz: the suffix .xyz is unknown; read it with format text"),
@@ -158,6 +158,15 @@ def test_refused_files_are_named(
     assert "\n" not in response.json()["error"] and server.service.admitted == 0
 
 
+def test_a_file_whose_encoding_lacks_a_character_of_the_output_is_refused(server: Serving) -> None:
+    header = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=us-ascii\\n"\n\n'
+    response = send_file(server, "a.po", f'{header}msgid "{SENTENCES[0]}"\nmsgstr ""\n'.encode())
+    assert (
+        response.status_code == 400
+        and "ascii cannot write 'ü' (U+00FC); convert it to UTF-8" in response.json()["error"]
+    )
+
+
 def test_user_interfaces_get_their_settings(server: Serving, guarded: Serving) -> None:
     for each, needs_token in ((server, False), (guarded, True)):
         with each.client() as client:
@@ -169,12 +178,13 @@ def test_user_interfaces_get_their_settings(server: Serving, guarded: Serving) -
 
 
 def test_the_listed_suffixes_are_exactly_those_that_files_may_have(server: Serving) -> None:
-    from speculative_decoding.documents.formats import CONVERSION_OF
+    from speculative_decoding.documents.formats import BY_SUFFIX, CONVERSION_OF
 
     with server.client() as client:
         listed = client.get("/frontend/settings").json()["supportedFilesFormat"]
     for suffix in [*listed, *[*CONVERSION_OF][::7], "", ".unknown"]:
-        content = b'{"text": "1"}' if suffix in (".jsonl", ".ndjson") else b"1"
+        contents = {"jsonl": b'{"text": "1"}', "po": b"# 1", "xliff": b"<xliff version='1.2'/>"}
+        content = contents.get(BY_SUFFIX.get(suffix, ""), b"1")
         sent = send_file(server, f"a{suffix.upper()}", content)
         assert (sent.status_code == 200) is (suffix in listed), sent.json()
         assert sent.status_code in (200, 400)
