@@ -7,8 +7,8 @@ Pass files, or folders, in which all files with a known suffix are read. With th
 equal the document byte for byte. In a bilingual document, each missing target becomes a copy of its source. With a
 function that swaps the case of letters, only letters in decoded texts may differ, and all of them must. With functions
 that repeat or drop words, these parts must stay the same: lines, cues, JSON fields and keys, the cells of tables, all
-of a gettext catalog except translations, code, and the blocks, cells and tags of Markdown and HTML. The tool prints a
-line per failure and a summary. The exit status is 1 if there are failures.
+of a gettext catalog except translations, the elements of XLIFF, code, and the blocks, cells and tags of Markdown and
+HTML. The tool prints a line per failure and a summary. The exit status is 1 if there are failures.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from speculative_decoding.documents.reading import DocumentFile
 from speculative_decoding.documents.subtitles import LINE_END
 from speculative_decoding.documents.table import DELIMITERS
 from speculative_decoding.documents.tokens import Literal, Text, line_ends
+from speculative_decoding.documents.xml_source import elements
 from tests.documents.decoders import written_with
 from tests.documents.po_oracle import messages_in
 from tests.documents.properties import swapped
@@ -68,6 +69,13 @@ def line_cells(text: str) -> list[object]:
     return [line.count("\t") for line in text.splitlines()]
 
 
+def xliff_elements(text: str) -> list[object]:
+    """Return the content of the sources in order, and all elements with their attributes, sorted."""
+    found = [(each.name.rpartition(":")[2], each) for each in elements(text)]
+    sources = [text[each.content : each.stop] for name, each in found if name == "source"]
+    return [*sources, *sorted((name, *each.attributes.items()) for name, each in found)]
+
+
 STRUCTURES: dict[str, Callable[[str], list[object]]] = {
     "text": LINE_END.findall,
     "markdown": blocks,
@@ -79,6 +87,7 @@ STRUCTURES: dict[str, Callable[[str], list[object]]] = {
     "po": other_than_translations,
     "csv": rows,
     "tsv": line_cells,
+    "xliff": xliff_elements,
 }
 
 
@@ -98,7 +107,7 @@ def failures(path: Path, models: Sequence[str], counts: Counter[str], columns: S
     if outputs.get("swapcase", expected) != expected:
         yield f"swapcase: {difference(expected, outputs['swapcase'])}"
     structure = STRUCTURES[file.format]
-    wanted = structure(source)
+    wanted = structure(same)
     for name, output in outputs.items():
         pairs = enumerate(zip_longest(wanted, structure(output)))
         if changed := next((f"structure {i}: {a!r}, but {b!r}" for i, (a, b) in pairs if a != b), None):

@@ -62,6 +62,13 @@ FORMATS = {
     "csv": Format("table", (".csv", ".psv"), streams=True, has_errors=True, is_data=True),
     "tsv": Format("table", (".tsv", ".tab"), streams=True, has_errors=True, is_data=True),
     "po": Format("po", (".po", ".pot"), has_errors=True, is_bilingual=True),
+    "xliff": Format(
+        "xliff",
+        (".xlf", ".xliff", ".mqxliff", ".mxliff", ".sdlxliff"),
+        has_errors=True,
+        is_bilingual=True,
+        has_references=True,
+    ),
 }
 BY_SUFFIX = {suffix: name for name, each in FORMATS.items() for suffix in each.suffixes}
 # How to convert other well-known formats -> their suffixes
@@ -76,9 +83,7 @@ CONVERSIONS = {
     "convert it to SRT with FFmpeg": "aqt ass jss mpl2 pjs rt sami smi ssa stl sub",
     "convert it to SRT with ttconv": "dfxp itt scc ttml",
     "convert it to SRT with Subtitle Edit": "sbv sup usf",
-    "convert it to PO with the Translate Toolkit": (
-        "catkeys dtd ini lang php properties qm resw resx strings ts wxl xlf xliff"
-    ),
+    "convert it to PO with the Translate Toolkit": ("catkeys dtd ini lang php properties qm resw resx strings ts wxl"),
     "extract its strings with xgettext": "c cc cpp cs go h hpp java js jsx lua mjs pl py rb rs sh tsx",
     "convert it to JSON with json5 (npm)": "json5 jsonc",
     "convert it to JSON lines with jq": "geojson xcstrings",

@@ -22,7 +22,7 @@ FIELDS = "field of each JSON line to decode (default: text), or key of the texts
 COLUMNS = "column of a table to decode: a name in the first row, or a number from 1; may be repeated"
 ENCODING = "encoding of documents that do not declare one, such as windows-1252 (default: utf-8)"
 FORMATS_OF = {"unwrap": ("text",), "fields": ("json", "jsonl"), "columns": ("csv", "tsv")}  # option -> its formats
-MAX_DOCUMENT = "maximum bytes of a document that is read as a whole: Markdown, HTML, subtitles, JSON or PO"
+MAX_DOCUMENT = "maximum bytes of a document that is read as a whole: not plain text, JSON lines or a table"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Opens documents: determines their format and encoding, and reads their lines, including line ends.
 
-As in the WHATWG's HTML standard, a byte-order mark takes precedence, but a declaration in HTML or PO takes precedence
-over `encoding`, which is given for all documents of a run.
+As in the WHATWG's HTML standard, a byte-order mark takes precedence, but a declaration in HTML, XLIFF or PO takes
+precedence over `encoding`, which is given for all documents of a run.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class DocumentFile:
                 reader.detach()  # otherwise the reader would close the file
 
     def encode(self, text: str) -> bytes:
-        """Encode a part of the output. Characters that HTML's encoding lacks become character references.
+        """Encode a part of the output. Characters that the encoding of HTML or XLIFF lacks become references.
 
         Raises `InputError` for a character that the encoding of another format lacks.
         """
@@ -216,7 +216,7 @@ class DocumentFile:
 
 
 def declared_encoding(content: bytes, format: str) -> str | None:
-    """Return Python's name for the encoding that the first bytes of an HTML or PO document declare, or None.
+    """Return Python's name for the encoding that the first bytes of an HTML, XLIFF or PO document declare, or None.
 
     Raises `InputError` for an unsupported encoding.
     """
@@ -224,7 +224,10 @@ def declared_encoding(content: bytes, format: str) -> str | None:
         charset = declared_charset(content)
         label, name = charset, charset and encoding_of(charset)
     else:
-        match = DECLARED.search(COMMENT.sub(b"", content[:HEAD])) if format == "html" else None
+        head = content[
+            : HEAD if format == "html" else content.find(b">") + 1
+        ]  # the declaration of XML is its first tag
+        match = DECLARED.search(COMMENT.sub(b"", head)) if FORMATS[format].has_references else None
         label = (match[1] or match[2]).decode("latin-1") if match else None
         name = label and encoding_named(label)
     if label is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tests.documents.xliff_shapes import SHAPES
 from tests.support.paths import ROOT
 
 HTML = b"""\xef\xbb\xbf<!doctype html><html><head><title>A &amp; B</title><style>p { color: red }</style></head>
@@ -107,5 +108,6 @@ SAMPLES: dict[str, list[bytes]] = {
     "po": [PO, LATIN_PO],
     "csv": [CSV, CSV.removeprefix(b"sep=;\r\n")],
     "tsv": [TSV],
+    "xliff": [shape.document.encode() for shape in SHAPES.values()],
 }
 COLUMNS: dict[str, Sequence[str]] = {"csv": ["2"], "tsv": ["2"]}

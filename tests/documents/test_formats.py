@@ -18,11 +18,11 @@ READ = {
     **{"talk.SRT": "srt", "talk.de.vtt": "vtt", "data.ndjson": "jsonl", "folder.po/notes": "text"},
     **{"de.po": "po", "messages.POT": "po"},
     **{"de.json": "json", "app_de.arb": "json", "a.csv": "csv", "a.psv": "csv", "a.TSV": "tsv", "a.tab": "tsv"},
+    **{"app.xlf": "xliff", "app.de.XLIFF": "xliff", "a.docx.sdlxliff": "xliff", "a.mqxliff": "xliff"},
 }
 # A tool that documents support for each: pandoc --list-input-formats, ffmpeg -demuxers, converters of the Translate
 # Toolkit. docx, odt, rtf and epub are guards
 CONVERTED = {
-    **{"app.xliff": "Translate Toolkit", "app.xlf": "Translate Toolkit"},
     **{"Main.strings": "Translate Toolkit", "app.properties": "Translate Toolkit", "strings.resx": "Translate Toolkit"},
     **{"app_de.ts": "Translate Toolkit", "app.ini": "Translate Toolkit", "lang.php": "Translate Toolkit"},
     **{"Localizable.stringsdict": "yq", "de.yaml": "yq", "de.yml": "yq", "a.toml": "yq", "app.ftl": "Fluent"},

@@ -194,9 +194,10 @@ def test_the_listed_suffixes_are_exactly_those_that_files_may_have(server: Servi
     with server.client() as client:
         listed = client.get("/frontend/settings").json()["supportedFilesFormat"]
     for suffix in [*listed, *[*CONVERSION_OF][::7], "", ".unknown"]:
-        content = {"jsonl": b'{"text": "1"}', "po": b"# 1"}.get(BY_SUFFIX.get(suffix, ""), b"1")
-        columns = {"columns": "1"} if BY_SUFFIX.get(suffix) in ("csv", "tsv") else {}
-        sent = send_file(server, f"a{suffix.upper()}", content, **columns)
+        contents = {"jsonl": b'{"text": "1"}', "po": b"# 1", "xliff": b"<xliff version='1.2'/>"}
+        format = BY_SUFFIX.get(suffix, "")
+        columns = {"columns": "1"} if format in ("csv", "tsv") else {}
+        sent = send_file(server, f"a{suffix.upper()}", contents.get(format, b"1"), **columns)
         assert (sent.status_code == 200) is (suffix in listed), sent.json()
         assert sent.status_code in (200, 400)
 
