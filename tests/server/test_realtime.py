@@ -21,7 +21,8 @@ from speculative_decoding.server.live_streams import ClientStream
 from speculative_decoding.server.metrics import Metrics
 from speculative_decoding.server.model_names import ModelNames
 from speculative_decoding.server.realtime import MAX_UNREAD, Connection
-from speculative_decoding.server.realtime_format import MAX_EVENT, RATE
+from speculative_decoding.server.realtime_audio import FORMATS, PCM, AudioFormat
+from speculative_decoding.server.realtime_format import MAX_EVENT
 from speculative_decoding.server.service import Service
 from speculative_decoding.server.sockets import HALF_CLOSED
 from speculative_decoding.speech.live import resampler
@@ -54,7 +55,7 @@ def session(drafter: str = "ngram") -> Session:
 
 def speech(seed: int, seconds: float) -> bytes:
     """Return PCM at 24 kHz."""
-    return np.random.default_rng(seed).normal(scale=3000, size=int(seconds * RATE)).astype("<i2").tobytes()
+    return np.random.default_rng(seed).normal(scale=3000, size=int(seconds * PCM.rate)).astype("<i2").tobytes()
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,8 @@ def server() -> Iterator[Serving]:
 def client_of(server: Serving) -> OpenAI:
     import openai
 
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    websocket_url = f"{server.url.replace('http', 'ws')}/v1"  # the beta client does not derive it from the base URL
+    return openai.OpenAI(base_url=f"{server.url}/v1", websocket_base_url=websocket_url, api_key="none", max_retries=0)
 
 
 def say(connection: RealtimeConnection, pcm: bytes) -> None:
@@ -103,11 +105,53 @@ def test_the_text_of_openais_client_equals_transcribe_live(server: Serving) -> N
             assert "".join(texts) == events[-1].transcript == expected(pieces) != ""
 
 
-def expected(pieces: list[bytes]) -> str:
-    own = Resampler(RATE)
-    chunks = [*(own.append(np.frombuffer(pcm, "<i2")) for pcm in pieces), own.finish()]
-    updates = session("none").transcribe_live(chunks, reads_ahead=False)
+def expected(pieces: list[bytes], audio_format: AudioFormat = PCM, **options: Any) -> str:
+    own = Resampler(audio_format.rate)
+    chunks = [*(own.append(audio_format.samples(audio)) for audio in pieces), own.finish()]
+    updates = session("none").transcribe_live(chunks, reads_ahead=False, **options)
     return "".join(update.final for update in updates).lstrip()
+
+
+def telephone(seed: int, seconds: float) -> bytes:
+    """Return random bytes, which are loud noise in G.711."""
+    return np.random.default_rng(seed).bytes(int(seconds * 8000))
+
+
+@pytest.mark.parametrize("audio_format", FORMATS[1:], ids=lambda each: each.name)
+@pytest.mark.parametrize("is_older", [False, True], ids=["current", "beta"])
+def test_openais_client_sends_g711(server: Serving, audio_format: AudioFormat, is_older: bool) -> None:
+    """The text equals that of the decoded audio."""
+    audio = telephone(0, 1.12)
+    with client_of(server) as client:
+        if is_older:
+            connected = client.beta.realtime.connect(model="whisper-1", extra_query={"intent": "transcription"})
+        else:
+            connected = client.realtime.connect(extra_query={"intent": "transcription"})
+        with cast(Any, connected) as connection:
+            receive(connection, "session.created")
+            if is_older:
+                session = {
+                    "input_audio_format": audio_format.older_name,
+                    "input_audio_transcription": {"model": "whisper-1", "language": "de", "prompt": ""},
+                    "turn_detection": None,
+                    "hypotheses": True,
+                }
+                connection.transcription_session.update(session=session)
+                updated = receive(connection, "transcription_session.updated")[-1].session
+                assert updated.input_audio_format == audio_format.older_name
+                assert updated.input_audio_transcription.language == "de"
+            else:
+                transcription = {"model": "whisper-1", "language": "de"}
+                own = {"input": {"format": {"type": audio_format.name}, "transcription": transcription}}
+                connection.session.update(session=HYPOTHESES | {"audio": own})
+                updated = receive(connection, "session.updated")[-1].session
+                assert updated.audio.input.format.type == audio_format.name
+            say(connection, audio)
+            receive(connection, DELTA)
+            connection.input_audio_buffer.commit()
+            completed = receive(connection, COMPLETED)[-1]
+    assert completed.transcript == expected([audio], audio_format, language="de") != ""
+    assert completed.usage.seconds == pytest.approx(1.12)
 
 
 def test_a_client_that_vanishes_frees_its_slot(server: Serving) -> None:
