@@ -20,7 +20,7 @@ from .fields import parse_fields
 from .live_streams import ClientStream
 from .model_names import ModelNames, served_names
 from .realtime_audio import AudioFormat
-from .realtime_format import QUERY
+from .realtime_format import MAX_EVENT, QUERY
 from .realtime_session import Event, RealtimeSession
 from .service import Service
 from .sockets import HALF_CLOSED
@@ -92,13 +92,17 @@ class Connection:
         while (message := await self._socket.receive())["type"] != "websocket.disconnect":
             self._note_use()
             async with self._handling:
-                if (text := message.get("text")) is None:
+                if (text := message.pop("text", None)) is None:
                     error = ServerError(400, "the message is binary; send events as text", code="not_text")
                     self._session.refuse(error)
-                else:
+                elif len(text) <= MAX_EVENT:
                     self._session.receive(text)
                     await self._resample()
-            del message, text  # free memory
+                else:  # one event at a time, because decoding its audio takes up to 0.1 s, and memory
+                    async with self._service.large_events:
+                        self._session.receive(text)
+                        text = None  # free memory
+                        await self._resample()
             await asyncio.sleep(0)  # many messages may have arrived; let other tasks run between them
             if self._num_unread > MAX_UNREAD // 2:
                 await self._unread.join()

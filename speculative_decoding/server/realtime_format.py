@@ -17,12 +17,11 @@ from ..speech.options import TranscriptionOptions
 from ..speech.scheduler import language_code
 from .errors import ServerError
 from .fields import Anything, Field, option_names, parse_fields, parse_json
-from .limits import Limits
+from .limits import MAX_LIVE_AUDIO, Limits
 from .model_names import ModelNames
 from .realtime_audio import BY_NAME, FORMATS, PCM, AudioFormat
 
 MAX_EVENT = 1 << 16  # maximum number of characters without audio, because parsing a megabyte of JSON takes 0.1 s
-MAX_AUDIO = 15 << 20  # maximum number of bytes of audio in an event, as in OpenAI's API
 AUDIO = re.compile(r'"audio"\s{0,9}:\s{0,9}"')
 MAX_EVENT_ID = 512  # characters, as in OpenAI's API
 FORMAT: Mapping[str, Field] = {
@@ -124,7 +123,7 @@ def parse_object(text: str) -> dict[str, Any]:
     """Parse the JSON of an event. Raises `ServerError`, also for an event that would take a long time to parse.
 
     Only the audio of an event may be large. It is cut out before the rest is parsed, because the parser and the checks
-    of its result would take 0.2 s for `MAX_AUDIO`.
+    of its result would take 0.2 s for `MAX_LIVE_AUDIO`.
     """
     if len(text) <= MAX_EVENT:
         return parse_json(text, "event")
@@ -170,8 +169,8 @@ def parse_audio(audio: str, audio_format: AudioFormat) -> bytes:
         data = base64.b64decode(audio, validate=True)
     except ValueError as error:
         raise ServerError.of_field("audio", f"is not base64 ({error})", "invalid_value") from None
-    if len(data) > MAX_AUDIO:
-        problem = f"has {len(data)} bytes (at most {MAX_AUDIO}); send it in several events"
+    if len(data) > MAX_LIVE_AUDIO:
+        problem = f"has {len(data)} bytes (at most {MAX_LIVE_AUDIO}); send it in several events"
         raise ServerError.of_field("audio", problem, "invalid_value")
     if len(data) % audio_format.bytes_per_sample:
         problem = f"has {len(data)} bytes, but samples have {audio_format.bytes_per_sample}; send whole samples"

@@ -16,7 +16,7 @@ import pytest
 from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.server.errors import ServerError
-from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.limits import MAX_LIVE_AUDIO, Limits
 from speculative_decoding.server.live_streams import ClientStream
 from speculative_decoding.server.metrics import Metrics
 from speculative_decoding.server.model_names import ModelNames
@@ -152,6 +152,19 @@ def test_openais_client_sends_g711(server: Serving, audio_format: AudioFormat, i
             completed = receive(connection, COMPLETED)[-1]
     assert completed.transcript == expected([audio], audio_format, language="de") != ""
     assert completed.usage.seconds == pytest.approx(1.12)
+
+
+def test_an_event_may_have_as_much_audio_as_in_openais_api(server: Serving) -> None:
+    """This server takes less speech at a time. The socket stays usable."""
+    with client_of(server) as client, client.realtime.connect() as connection:
+        receive(connection, "session.created")
+        say(connection, bytes(MAX_LIVE_AUDIO))
+        assert receive(connection, FAILED)[-1].error.code == "too_much_audio"
+        assert connection.recv().error.code == "too_much_audio"  # type: ignore[union-attr]
+        connection.input_audio_buffer.clear()
+        say(connection, speech(0, 0.5))
+        connection.input_audio_buffer.commit()
+        assert receive(connection, COMPLETED)[-1].usage.seconds == pytest.approx(0.5)
 
 
 def test_a_client_that_vanishes_frees_its_slot(server: Serving) -> None:
@@ -559,6 +572,62 @@ async def test_speech_that_waits_is_limited(world: World) -> None:
     socket.say(4.9)
     await world.loop.advance()
     assert len(socket.errors) == 1 and len(world.thread.submitted) == 2
+
+
+def samples_of(world: World) -> int:
+    """Return the number of samples at 16 kHz in the first stream."""
+    return world.thread.submitted[0]._num_kept
+
+
+async def an_event_of_another_client(world: World, other: Socket) -> None:
+    other.send("input_audio_buffer.clear")
+    await world.loop.advance()
+    assert [event["type"] for event in other.sent] == ["session.created", "input_audio_buffer.cleared"]
+
+
+async def a_large_event_of_another_client(world: World, other: Socket) -> None:
+    """It is handled next, because handling an event takes memory and time."""
+    other.say(1.5)
+    other.send("input_audio_buffer.commit")
+    await world.loop.advance()
+    assert len(world.thread.submitted) == 1
+
+
+async def the_end_of_the_server(world: World, other: Socket) -> None:
+    world.loop.create_task(world.service.drain())
+
+
+async def a_failed_round(world: World, other: Socket) -> None:
+    stream = world.thread.submitted[0]
+    stream.client.fail(ServerError(500, "planted", code="round_failed"))
+
+
+@pytest.mark.parametrize(
+    "meanwhile", [an_event_of_another_client, a_large_event_of_another_client, the_end_of_the_server, a_failed_round]
+)
+def test_a_large_event_is_handled_in_parts(meanwhile: Any) -> None:
+    """Other events are handled in between, and the server stops only after the last part."""
+
+    @in_world
+    async def test(world: World) -> None:
+        world.service.limits = replace(LIMITS, slots=2, max_live_seconds=330.0)
+        (socket, _), (other, _) = await world.connect(), await world.connect()
+        seconds = MAX_LIVE_AUDIO / (2 * PCM.rate)
+        socket.say(seconds)
+        if meanwhile is not the_end_of_the_server:
+            socket.send("input_audio_buffer.commit")
+        await world.loop.advance()
+        assert 0 < samples_of(world) < seconds * 8000 and not socket.committed
+        await meanwhile(world, other)
+        for _ in range(20):
+            await world.loop.advance()
+        if meanwhile is a_failed_round:
+            assert socket.ends == ["failed"] and socket.errors == ["round_failed"] and not socket.committed
+        else:
+            assert samples_of(world) == pytest.approx(seconds * 16_000, abs=100) and not socket.errors
+            assert socket.committed == 1 and other.committed == (meanwhile is a_large_event_of_another_client)
+
+    test()
 
 
 @in_world

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.server import realtime_format
 from speculative_decoding.server.errors import ServerError
-from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.limits import MAX_LIVE_AUDIO, Limits
 from speculative_decoding.server.model_names import ModelNames
 from speculative_decoding.server.realtime_audio import FORMATS, PCM, AudioFormat
-from speculative_decoding.server.realtime_format import INPUT_FIELDS, MAX_AUDIO, MAX_EVENT
+from speculative_decoding.server.realtime_format import INPUT_FIELDS, MAX_EVENT
 from speculative_decoding.server.realtime_session import RealtimeSession
 from speculative_decoding.speech.live.update import LiveUpdate, Piece
 from tests.support.speech import speech_model
@@ -221,10 +221,10 @@ def test_audio_may_be_large(template: str, escaped: str, seconds: float) -> None
 
 def test_audio_is_limited_as_in_openais_api() -> None:
     client = Client()
-    assert client.say(bytes(MAX_AUDIO)) == [] and len(client.streams[0].pcm) == MAX_AUDIO
-    (event,) = client.say(bytes(MAX_AUDIO + 2))
-    assert event["error"]["param"] == "audio" and f"at most {MAX_AUDIO}" in event["error"]["message"]
-    assert len(client.streams[0].pcm) == MAX_AUDIO
+    assert client.say(bytes(MAX_LIVE_AUDIO)) == [] and len(client.streams[0].pcm) == MAX_LIVE_AUDIO
+    (event,) = client.say(bytes(MAX_LIVE_AUDIO + 2))
+    assert event["error"]["param"] == "audio" and f"at most {MAX_LIVE_AUDIO}" in event["error"]["message"]
+    assert len(client.streams[0].pcm) == MAX_LIVE_AUDIO
 
 
 # Each has a large string named "audio", but is not an event with audio that can be used
