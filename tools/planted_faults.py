@@ -765,8 +765,8 @@ server/guard.py: a WebSocket needs no token where the body of a request may have
 - not (is_token_in_body and scope["type"] == "http"):
 + not is_token_in_body:
 server/connections.py: an upgraded connection counts forever | server/test_sockets.py
-- partial(LimitedSocket, socket_limits, self._release)
-+ partial(LimitedSocket, socket_limits, lambda: None)
+- LimitedSocket, socket_limits, socket_memory, self._release
++ LimitedSocket, socket_limits, socket_memory, lambda: None
 server/connections.py: the time limit of headers ends a WebSocket | server/test_sockets.py
 - self._stop_timer()  # a WebSocket has replaced this connection
 + self._start_timer()
@@ -803,9 +803,15 @@ server/service.py: speech that waits for its turn is lost when the grace period 
 documents/splitting.py: a piece may be of any length | documents/test_long_pieces.py
 - if end - start <= LONGEST:
 + if True:
-server/files.py: one client may take all memory | server/test_files.py
+server/shared_memory.py: one client may take all memory | server/test_files.py
 - if self._used[client] + size >
 + if size >
+server/sockets.py: large messages may take any amount of memory | server/test_sockets.py
+- elif missing > 0 and not self._memory.take(self._address, missing):
++ elif missing > 0 and self._memory.add(self._address, missing):
+server/translation.py: unknown fields of LibreTranslate's clients are refused | server/test_libretranslate.py
+- ignores_unknown=True
++ ignores_unknown=False
 server/bodies.py: the limit of a body applies to each chunk | server/test_bodies.py
 - if len(body) > max_bytes:
 + if len(chunk) > max_bytes:
@@ -817,8 +823,8 @@ server/fields.py: the fields of an object are named without its path | server/te
 + values |= parse_fields(value, field.type)
 server/translation.py: a request's fields are checked before its token | server/test_libretranslate.py
 -     require_token(request.scope, token)
--     return parse_fields(sent, table)
-+     found = parse_fields(sent, table)
+-     return parse_fields(sent, table, ignores_unknown=True)
++     found = parse_fields(sent, table, ignores_unknown=True)
 +     require_token(request.scope, token)
 +     return found
 server/model_names.py: a request for any model is served | server/test_completions.py

@@ -29,13 +29,12 @@ from .files import KEPT, KeptFiles, download_file, translate_file
 from .guard import PAGE, Guard
 from .model_names import served_names
 from .service import READY, Service
-from .translation import Translator, detect, frontend_settings, languages, translate
+from .translation import Translator, detect, frontend_settings, languages, suggest, translate
 
 LOG = logging.getLogger("speculative_decoding.server")
 NO_PATH = "no such path; send a prompt to POST /v1/completions (chat messages are not supported)"
-NO_PATH_SPEECH = (
-    f"{NO_PATH}, a recording to POST /v1/audio/transcriptions, or live speech to a WebSocket at /v1/realtime"
-)
+NO_PATH_TRANSLATION = "a text to POST /translate"
+NO_PATH_SPEECH = "a recording to POST /v1/audio/transcriptions, or live speech to a WebSocket at /v1/realtime"
 CLIENT_DISCONNECTED = 499  # nginx's status code, which appears only in the log
 
 
@@ -103,8 +102,7 @@ def error_handlers(service: Service) -> dict[Any, Any]:
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        no_path = NO_PATH_SPEECH if has_subpackage("speech") else NO_PATH
-        message = no_path if error.status_code == 404 else error.detail
+        message = no_path() if error.status_code == 404 else error.detail
         return await on_server_error(request, ServerError(error.status_code, message, headers=error.headers))
 
     async def on_exception(request: Request, error: Exception) -> Response:
@@ -119,6 +117,12 @@ def error_handlers(service: Service) -> dict[Any, Any]:
         ClientDisconnect: on_disconnect,
         Exception: on_exception,
     }
+
+
+def no_path() -> str:
+    """Return the message for an unknown path, which lists the paths that this installation has."""
+    optional = {"documents": NO_PATH_TRANSLATION, "speech": NO_PATH_SPEECH}
+    return ", ".join([NO_PATH, *(words for subpackage, words in optional.items() if has_subpackage(subpackage))])
 
 
 def log_response(
@@ -200,6 +204,7 @@ ROUTES = (
     Route("/detect", detect, methods=["POST"]),
     Route("/languages", languages),
     Route("/frontend/settings", frontend_settings),
+    Route("/suggest", suggest, methods=["POST"]),
     Route("/health", health),
     Route("/metrics", metrics),
     Route("/", page),

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from .errors import ServerError
 
 BODY_SECONDS = 30.0  # time limit for receiving a body
-LIBRETRANSLATE = ("/translate", "/translate_file", "/detect", "/languages", "/frontend/settings")
+OPENAI = "/v1/"  # prefix of the paths of OpenAI's API
 DOWNLOADS = "/download_file/"  # prefix of paths whose last part is a secret file name
 Result = TypeVar("Result")
 
@@ -104,14 +104,14 @@ async def cancel_on(
         del task, working, interrupting
 
 
-def is_libretranslate(path: str) -> bool:
-    """Return whether a path belongs to LibreTranslate's API."""
-    return path in LIBRETRANSLATE or path.startswith(DOWNLOADS)
+def is_openai(path: str) -> bool:
+    """Return whether a path, which may be unknown, belongs to OpenAI's API. All others belong to LibreTranslate's."""
+    return f"{path}/".startswith(OPENAI)
 
 
 def error_response(path: str, error: ServerError) -> JSONResponse:
     """Return an error response in the format of the API that the path belongs to."""
-    content = libretranslate_error(error) if is_libretranslate(path) else error.content
+    content = error.content if is_openai(path) else libretranslate_error(error)
     return JSONResponse(content, error.status, dict(error.headers or {}))
 
 

@@ -21,7 +21,9 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from .limits import MAX_MESSAGE
 from .service import Service
+from .shared_memory import SharedMemory
 from .sockets import LimitedSocket, SocketLimits, is_valid_upgrade
 
 LOG = logging.getLogger("speculative_decoding.server")
@@ -44,6 +46,8 @@ class ConnectionLimits:
     per_address: int = 100
     seconds: float = 10.0  # time limit for the headers of a request, or for the rest of a refused body
     refused_bytes: int = 1 << 24  # maximum size of a refused body that is read before the connection is closed
+    message: int = MAX_MESSAGE  # maximum size of a message on a WebSocket
+    large_messages: int = 16 * MAX_MESSAGE  # maximum size of all large messages that are being received
 
 
 class LimitedConnection(H11Protocol):
@@ -63,6 +67,7 @@ class LimitedConnection(H11Protocol):
             counting all connections again for each new connection would be slow.
         sockets: The paths whose requests can be upgraded to a WebSocket. Other upgrades are ignored, as HTTP allows.
         socket_limits: The limits on a WebSocket.
+        socket_memory: The memory for large messages on WebSockets.
         options: The options of uvicorn's class.
     """
 
@@ -73,6 +78,7 @@ class LimitedConnection(H11Protocol):
         of_address: Counter[str],
         sockets: Collection[str],
         socket_limits: SocketLimits,
+        socket_memory: SharedMemory,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -80,7 +86,9 @@ class LimitedConnection(H11Protocol):
         self._trusted = trusted
         self._of_address = of_address
         self._sockets = sockets
-        self.ws_protocol_class = partial(LimitedSocket, socket_limits, self._release)  # type: ignore[assignment]
+        self.ws_protocol_class = partial(  # type: ignore[assignment]
+            LimitedSocket, socket_limits, socket_memory, self._release
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._refused_bytes = 0
         self.waiting_since = self.loop.time()
@@ -186,7 +194,8 @@ def make_server(
 ) -> uvicorn.Server:
     """Return a uvicorn server. The first SIGTERM or Ctrl-C lets running requests finish, and the second aborts them."""
     limits = limits or ConnectionLimits(per_address=service.limits.max_connections)
-    socket_limits = SocketLimits(limits.seconds, service.limits.max_message)
+    socket_limits = SocketLimits(limits.seconds, limits.message)
+    socket_memory = SharedMemory(limits.large_messages)
     sockets = {route.path for route in app.routes if isinstance(route, WebSocketRoute)}
     loop = asyncio.get_running_loop()
     draining = list[Any]()
@@ -208,7 +217,7 @@ def make_server(
     config = uvicorn.Config(
         app,
         http=partial(  # type: ignore[arg-type]
-            LimitedConnection, limits, trusted_proxies, Counter(), sockets, socket_limits
+            LimitedConnection, limits, trusted_proxies, Counter(), sockets, socket_limits, socket_memory
         ),
         log_config=None,
         access_log=False,

@@ -6,7 +6,7 @@ what the fields mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from json import dumps
 from typing import Any
@@ -78,30 +78,49 @@ def option_fields() -> dict[str, Field]:
     return {name: Field(spec.type) if spec.per_row else shared for name, spec in option_specs().items()}
 
 
-async def read_fields(request: Request, max_bytes: int, *media_types: str) -> dict[str, Any] | list[Part]:
+async def read_fields(
+    request: Request, max_bytes: int, *media_types: str, in_query: Collection[str] = ()
+) -> dict[str, Any] | list[Part]:
     """Read a JSON object or a form. Raises `ServerError`.
 
     Args:
         request: The request.
         max_bytes: The maximum size of the body.
         media_types: The accepted media types: `JSON`, `FORM` or `MULTIPART`.
+        in_query: The fields that a form may have in the query string instead. As in LibreTranslate, the query string
+            takes precedence, and is ignored for a JSON object.
     """
+    query = [part for part in parse_form(request.scope["query_string"]) if part.name in in_query] if in_query else []
+    if in_query and not has_body(request):
+        return query
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in media_types:
         raise ServerError(415, f"Content-Type must be {' or '.join(media_types)}, not {media_type[:80]!r}")
     body = await read_body(request, max_bytes)
-    if media_type == MULTIPART:
-        return parse_multipart(request.headers["content-type"], body)
-    try:
-        text = body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ServerError(400, f"the body is not UTF-8 ({error.reason}, byte {error.start + 1})") from None
     if media_type == JSON:
+        try:
+            text = body.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ServerError(400, f"the body is not UTF-8 ({error.reason}, byte {error.start + 1})") from None
         return parse_json(text, "body") if text.strip() else {}
+    is_multipart = media_type == MULTIPART
+    parts = parse_multipart(request.headers["content-type"], body) if is_multipart else parse_form(body)
+    names = {part.name for part in query}
+    return [*query, *(part for part in parts if part.name not in names)]
+
+
+def has_body(request: Request) -> bool:
+    """Return whether a request announces a body that is not empty (RFC 9112, section 6.3)."""
+    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+
+
+def parse_form(encoded: bytes) -> list[Part]:
+    """Parse a body or query string in the format of `FORM`. Raises `ServerError`."""
     try:
-        return [Part(name, False, value.encode()) for name, value in parse_qsl(text, errors="strict")]
+        fields = parse_qsl(encoded.decode("utf-8-sig"), errors="strict")
     except UnicodeDecodeError as error:
         raise ServerError(400, f"the form is not UTF-8 ({error.reason})", code="invalid_form") from None
+    return [Part(name, False, value.encode()) for name, value in fields]
 
 
 def parse_json(text: str, subject: str) -> dict[str, Any]:
@@ -116,13 +135,20 @@ def parse_json(text: str, subject: str) -> dict[str, Any]:
     return fields
 
 
-def parse_fields(sent: Mapping[str, Any] | list[Part], table: Mapping[str, Field], path: str = "") -> dict[str, Any]:
+def parse_fields(
+    sent: Mapping[str, Any] | list[Part],
+    table: Mapping[str, Field],
+    path: str = "",
+    *,
+    ignores_unknown: bool = False,
+) -> dict[str, Any]:
     """Return the accepted values by option name. Values from nested objects are merged into the same dict.
 
     Args:
         sent: An object, in which null fields count as missing; or the parts of a form, whose names may end in [].
         table: The fields of the API.
         path: The path of the object, with a dot at the end; "" for the root.
+        ignores_unknown: Whether to ignore unknown fields, instead of refusing them.
 
     Raises:
         ServerError: A field is unknown, refused or missing, or has an invalid value. `param` is the path of the field.
@@ -131,7 +157,7 @@ def parse_fields(sent: Mapping[str, Any] | list[Part], table: Mapping[str, Field
     values: dict[str, Any] = {}
     missing = {name: field for name, field in table.items() if field.required}
     for name, value in (grouped(sent) if isinstance(sent, list) else sent).items():
-        if value is None:
+        if value is None or (ignores_unknown and name not in table):
             continue
         field, full = field_of(name, table, path), f"{path}{name}"
         if is_form:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import PurePath
@@ -23,6 +22,7 @@ from ..errors import InputError
 from .bodies import client_address
 from .errors import ServerError
 from .multipart import Part
+from .shared_memory import SharedMemory
 from .translation import IN_FILES, in_thread, of_one, read_request, text_translator
 
 if TYPE_CHECKING:
@@ -115,9 +115,7 @@ class KeptFile(NamedTuple):
 class KeptFiles:
     """Maps random names to files. Files are never written to disk, so no name can refer to a different file.
 
-    Memory is reserved before a file is translated, so no finished translation is refused. A client may use at most as
-    much memory as then remains free (dynamic thresholds, Choudhury and Hahne, 1998). A single client can therefore use
-    at most half of the memory, and a few clients cannot use all of it.
+    Memory is reserved before a file is translated, so no finished translation is refused.
 
     Args:
         seconds: How long a file is kept.
@@ -126,22 +124,20 @@ class KeptFiles:
 
     def __init__(self, seconds: float, max_bytes: int) -> None:
         self._seconds = seconds
-        self._max_bytes = max_bytes
         self._files: dict[str, KeptFile] = {}
-        self._used: Counter[str] = Counter()  # client -> bytes that are kept or reserved
+        self._memory = SharedMemory(max_bytes)
 
     @contextmanager
     def reserve(self, client: str, size: int) -> Iterator[None]:
         """Reserve memory for a translation within the context. size: The source file's size. Raises `ServerError`."""
         size *= GROWTH
-        if self._used[client] + size > self._max_bytes - self._used.total() - size:
+        if not self._memory.take(client, size):
             message = "too many translated files are kept; try again in a few minutes"
             raise ServerError(429, message, code="files_full", headers={"Retry-After": str(round(self._seconds) or 1)})
-        self._used[client] += size
         try:
             yield
         finally:
-            self._release(client, size)
+            self._memory.release(client, size)
 
     def keep(self, client: str, name: str, suffix: str, content: bytes) -> str:
         """Keep a file for which memory is reserved, and return its random name.
@@ -151,17 +147,12 @@ class KeptFiles:
         key = secrets.token_urlsafe(RANDOM_BYTES) + suffix
         timer = asyncio.get_running_loop().call_later(self._seconds, self._delete, key)
         self._files[key] = KeptFile(name[:MAX_NAME] + suffix, content, client, timer)
-        self._used[client] += len(content)
+        self._memory.add(client, len(content))
         return key
 
     def _delete(self, key: str) -> None:
         file = self._files.pop(key)
-        self._release(file.client, len(file.content))
-
-    def _release(self, client: str, size: int) -> None:
-        self._used[client] -= size
-        if not self._used[client]:
-            del self._used[client]
+        self._memory.release(file.client, len(file.content))
 
     def get(self, key: str) -> KeptFile:
         """Return a file. Raises `ServerError` for an unknown name."""
@@ -171,10 +162,9 @@ class KeptFiles:
 
     def clear(self) -> None:
         """Delete all files."""
-        for each in self._files.values():
-            each.timer.cancel()
-        self._files.clear()
-        self._used.clear()
+        for key in [*self._files]:
+            self._files[key].timer.cancel()
+            self._delete(key)
 
 
 def content_disposition(name: str) -> str:

@@ -30,8 +30,8 @@ PAGE = {  # file of the web page -> media type
     "/page_speech.js": "text/javascript",
     "/page_capture.js": "text/javascript",
 }
-# LibreTranslate's clients request languages and settings without a token. The responses contain no texts
-PUBLIC = ("/", *PAGE, "/health", "/languages", "/frontend/settings")
+# LibreTranslate requires no API key for the last three. The responses contain no texts
+PUBLIC = ("/", *PAGE, "/health", "/languages", "/frontend/settings", "/suggest")
 TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # as in OpenAI's client; browsers cannot set a WebSocket's headers
 TOKEN_IN_BODY = ("/translate", "/translate_file", "/detect")  # where LibreTranslate's clients send the token
 

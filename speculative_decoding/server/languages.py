@@ -45,38 +45,55 @@ class Languages:
 
     @cached_property
     def targets(self) -> Mapping[str, list[str]]:
-        """Code in responses -> codes of the languages into which that language can be translated, if any."""
-        codes = sorted(client_codes(self._tokenizer.languages).values())
-        targets = {code: [other for other in codes if other != code] for code in codes}
-        for source, target in sorted(self._prefixes):
-            own = targets.setdefault(source, [])
-            if target not in own:
-                own.append(target)
-        for _, target in sorted(self._prefixes):
-            targets.setdefault(target, [])
-        return targets
+        """Code in responses -> codes of its target languages.
+
+        As in LibreTranslate, each language is a target of itself, and each target is also a source. Clients look up the
+        names of targets among the sources.
+        """
+        codes = client_codes(self._tokenizer.languages).values()
+        targets = {code: {*codes} for code in codes}
+        for source, target in self._prefixes:
+            targets.setdefault(source, {source}).add(target)
+            targets.setdefault(target, {target})
+        return {code: sorted(own) for code, own in sorted(targets.items())}
 
     @cached_property
     def listed(self) -> list[dict[str, Any]]:
-        """The languages that can be translated, in LibreTranslate's format."""
+        """The languages, in LibreTranslate's format."""
         return [
-            {"code": code, "name": english_name(code), "targets": targets}
-            for code, targets in self.targets.items()
-            if targets
+            {"code": code, "name": english_name(code), "targets": targets} for code, targets in self.targets.items()
         ]
 
     def target(self, name: str) -> str:
         """Return a target language's code in responses. Raises `InputError` if nothing can be translated into it."""
-        known = sorted({each for targets in self.targets.values() for each in targets})
+        known = sorted({each for code, targets in self.targets.items() for each in targets if each != code})
         code = matching_language(checked(name, "target"), known)
         if code is None:
             raise InputError(f"must be one of {', '.join(known) or 'none'}, not {name!r}", "target")
         return code
 
     def into(self, target: str) -> list[str]:
-        """Return the codes of the languages that can be translated into the target. Raises `InputError`."""
+        """Return the codes of the possible languages of a text that is to be translated. Raises `InputError`.
+
+        These are the sources of the target, the target itself, and the same language in other scripts.
+        """
         code = self.target(target)
-        return [source for source, targets in self.targets.items() if code in targets]
+        own = language_of(code)
+
+        def is_in_other_script(each: str) -> bool:
+            other = language_of(each)
+            return other.code == own.code and other.usual_script != own.usual_script
+
+        return [each for each, targets in self.targets.items() if code in targets or is_in_other_script(each)]
+
+    def is_same(self, source: str, target: str) -> bool:
+        """Return whether two names stand for the same language, so that texts need no translation.
+
+        A prefix from this language to itself is an exception: it asks for a different task, such as a correction.
+        """
+        code = matching_language(checked(source, "source"), self.targets)
+        is_same = code is not None and code == matching_language(checked(target, "target"), self.targets)
+        return is_same and (code, code) not in self._prefixes
 
     def pair(self, source: str, target: str) -> tuple[str, Mapping[str, str]]:
         """Return the prefix and the options of a pair's prompts. Raises `InputError` if the pair is not supported."""

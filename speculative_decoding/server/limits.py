@@ -15,7 +15,8 @@ from .errors import ServerError
 
 EXTRA_SLOTS = 1  # slots for the first outputs of recordings; see `Lane`
 MAX_STOP_CHARACTERS = 256  # limits the time per token: each token is compared with all prefixes of a stop string
-MESSAGE_FIELDS = 1 << 10  # maximum size of a message without its audio, in bytes
+MAX_LIVE_AUDIO = 15 << 20  # maximum size of the audio in a message in bytes, as in OpenAI's API
+MAX_MESSAGE = MAX_LIVE_AUDIO * 3 // 2  # maximum size of a message, whose audio is in base64, in part escaped
 MAX_DRAFT_TEXTS = 4  # limits the time per token; lower than the number of prepared texts that a session keeps
 
 
@@ -25,11 +26,11 @@ class Limits:
 
     slots: A[int, Int(1), "prompts to decode together"] = DEFAULT_SLOTS
     queue: A[int, Int(0), "prompts that may wait for a slot; further requests get status 429"] = 64
-    max_body: A[int, Int(1 << 10), "bytes of a request, or of the audio in a message on a socket"] = 1 << 20
+    max_body: A[int, Int(1 << 10), "bytes of a request"] = 1 << 20
     keep_files: A[float, Number(0, exclusive=True), "minutes for which a translated file can be downloaded"] = 10.0
     max_audio: A[int, Int(1 << 10), "bytes of a recording"] = 25 << 20
     max_audio_seconds: A[float, Number(0, exclusive=True), "duration of a recording"] = 3600.0
-    max_live_seconds: A[float, Number(0, exclusive=True), "seconds of live speech that may wait to be decoded"] = 60.0
+    max_live_seconds: A[float, Number(0, exclusive=True), "seconds of live speech that may wait to be decoded"] = 330.0
     max_idle: A[float, Number(0, exclusive=True), "seconds without a message, after which a socket is closed"] = 60.0
     max_connections: A[int, Int(1), "connections from one address; this machine has no limit"] = 100
     max_prompts: A[int, Int(1), "prompts of a request, each counted n times"] = 16
@@ -51,11 +52,6 @@ class Limits:
                 "max_prompts",
                 Message("lower it, or raise {queue}"),
             )
-
-    @property
-    def max_message(self) -> int:
-        """The maximum size in bytes of a message, which is a JSON object with up to `max_body` bytes in base64."""
-        return self.max_body * 4 // 3 + MESSAGE_FIELDS
 
     def check_options(self, options: GenerationOptions) -> None:
         """Check the limits that do not require the tokenizer. Raises a `ServerError` that names the field."""

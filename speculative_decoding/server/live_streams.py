@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-import numpy as np
-
 from ..decoding.results import GenerationStats
 from ..rows.scheduling import Progress
 from ..speech.audio_file import SAMPLE_RATE, Samples
@@ -19,7 +17,8 @@ from ..speech.scheduler import Scheduler
 from .client_request import ClientItem
 from .errors import ServerError
 from .limits import Limits
-from .realtime_format import FIELD_PATHS, RATE
+from .realtime_audio import PCM, AudioFormat
+from .realtime_format import FIELD_PATHS
 
 
 @dataclass(eq=False)
@@ -29,6 +28,7 @@ class ClientStream(ClientItem):
     Args:
         options: Transcription options, which have been checked.
         wake: Wakes the decoding thread.
+        audio_format: The format of the chunks.
 
     Raises:
         InputError: PyAV is not installed.
@@ -38,6 +38,7 @@ class ClientStream(ClientItem):
 
     options: Mapping[str, Any]
     wake: Callable[[], None]
+    audio_format: AudioFormat = PCM
     stream: LiveStream | None = field(init=False, default=None)
     _kept: list[Samples] = field(init=False, default_factory=list)
     _num_kept: int = field(init=False, default=0)
@@ -46,7 +47,7 @@ class ClientStream(ClientItem):
 
     def __post_init__(self) -> None:
         self.stats = GenerationStats()
-        self._resampler: Resampler | None = Resampler(RATE)
+        self._resampler: Resampler | None = Resampler(self.audio_format.rate)
 
     @property
     def waiting_seconds(self) -> float:
@@ -54,10 +55,10 @@ class ClientStream(ClientItem):
         with self._lock:
             return self._num_kept / SAMPLE_RATE + (0.0 if self.stream is None else self.stream.waiting_seconds)
 
-    def append(self, pcm: bytes) -> None:
-        """Append samples: 16-bit little-endian mono PCM at `RATE`."""
+    def append(self, audio: bytes) -> None:
+        """Append whole samples in the audio format."""
         assert self._resampler is not None
-        self._pass_on(self._resampler.append(np.frombuffer(pcm, "<i2")))
+        self._pass_on(self._resampler.append(self.audio_format.samples(audio)))
 
     def finish(self) -> None:
         """End the speech, so that all of its text becomes final."""

@@ -19,7 +19,6 @@ const MEANINGS = { // category of a finding -> its meaning, which a text from th
 const SHOW_MILLISECONDS = 100; // between updates of the output, because each takes time in proportion to its length
 let languages = []; // LibreTranslate's list: {code, name, targets}; empty if the model has no languages
 let fileUrl = ""; // of the file that can be downloaded
-const languageNames = new Intl.DisplayNames(["en"], { type: "language", fallback: "code" });
 
 export const hasLanguages = () => languages.length > 0;
 
@@ -32,7 +31,7 @@ export async function showChoices() {
   byId("file").accept = settings.supportedFilesFormat.join(",");
   if (hasLanguages()) {
     const codes = languages.map(({ code }) => code).sort(byName);
-    const sources = codes.filter((code) => targetsOf(code).some((each) => each !== code));
+    const sources = codes.filter((code) => targetsOf(code).length);
     const shown = sources.length ? sources : codes; // a model may only correct texts, from one language to itself
     fill(byId("source"), settings.languageDetection ? [AUTO, ...shown] : shown, settings.language.source?.code ?? shown[0]);
     showTargets(settings.language.target?.code);
@@ -40,16 +39,9 @@ export async function showChoices() {
   return settings.filesTranslation;
 }
 
-function nameOf(code) {
-  if (code === AUTO) return "Detect language";
-  try {
-    return languages.find((each) => each.code === code)?.name ?? languageNames.of(code);
-  } catch { // the code is not one of Unicode's
-    return code;
-  }
-}
-
-const targetsOf = (code) => languages.find((each) => each.code === code).targets;
+const languageOf = (code) => languages.find((each) => each.code === code);
+const nameOf = (code) => (code === AUTO ? "Detect language" : languageOf(code).name);
+const targetsOf = (code) => languageOf(code).targets.filter((each) => each !== code); // each language lists itself, too
 const byName = (code, other) => nameOf(code).localeCompare(nameOf(other), "en");
 
 function fill(select, codes, chosen) {
@@ -62,7 +54,7 @@ function showTargets(chosen) {
   const source = byId("source").value;
   const sources = source === AUTO ? [...byId("source").options].map(({ value }) => value).filter((code) => code !== AUTO) : [source];
   const possible = sources.flatMap(targetsOf);
-  fill(byId("target"), [...new Set(possible)].sort(byName), chosen);
+  fill(byId("target"), [...new Set(possible.length ? possible : sources)].sort(byName), chosen);
   setLanguages();
 }
 

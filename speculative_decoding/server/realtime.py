@@ -19,13 +19,15 @@ from .errors import ServerError
 from .fields import parse_fields
 from .live_streams import ClientStream
 from .model_names import ModelNames, served_names
-from .realtime_format import BYTES_PER_SAMPLE, QUERY, RATE
+from .realtime_audio import AudioFormat
+from .realtime_format import MAX_EVENT, QUERY
 from .realtime_session import Event, RealtimeSession
 from .service import Service
 from .sockets import HALF_CLOSED
 
 LOG = logging.getLogger("speculative_decoding.server")
 SUBPROTOCOL = "realtime"  # browsers send the token as a second subprotocol
+RESAMPLED_BYTES = 1 << 16  # size of audio that is resampled at a time, which takes 1 ms
 MAX_UNREAD = 1 << 20  # maximum number of characters in the events that are queued for a client
 NORMAL, AWAY = 1000, 1001  # close codes
 
@@ -60,6 +62,8 @@ class Connection:
         self._session = RealtimeSession(self, names, audio, service.limits, self._send)
         self._tasks: dict[ClientStream, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
+        self._handling = asyncio.Lock()  # held while an event of the client is handled
+        self._unresampled: tuple[ClientStream, bytes] | None = None  # the audio of this event
         self._slot = ExitStack()
         self._unread: asyncio.Queue[str] = asyncio.Queue()
         self._num_unread = 0
@@ -87,16 +91,36 @@ class Connection:
         """Handle events until the client disconnects, or closes its sending side and has received all its text."""
         while (message := await self._socket.receive())["type"] != "websocket.disconnect":
             self._note_use()
-            if (text := message.get("text")) is None:
-                self._session.refuse(ServerError(400, "the message is binary; send events as text", code="not_text"))
-            else:
-                self._session.receive(text)
+            async with self._handling:
+                if (text := message.pop("text", None)) is None:
+                    error = ServerError(400, "the message is binary; send events as text", code="not_text")
+                    self._session.refuse(error)
+                elif len(text) <= MAX_EVENT:
+                    self._session.receive(text)
+                    await self._resample()
+                else:  # one event at a time, because decoding its audio takes up to 0.1 s, and memory
+                    async with self._service.large_events:
+                        self._session.receive(text)
+                        text = None  # free memory
+                        await self._resample()
             await asyncio.sleep(0)  # many messages may have arrived; let other tasks run between them
             if self._num_unread > MAX_UNREAD // 2:
                 await self._unread.join()
         if message.get("reason") == HALF_CLOSED:
             self._session.drop()
             await self._end(NORMAL)
+
+    async def _resample(self) -> None:
+        """Pass the audio of the last event to its stream, in parts, so that other tasks run in between."""
+        if self._unresampled is None:
+            return
+        (stream, audio), self._unresampled = self._unresampled, None
+        for start in range(0, len(audio), RESAMPLED_BYTES):
+            if stream not in self._tasks:  # its decoding has failed
+                return
+            stream.append(audio[start : start + RESAMPLED_BYTES])
+            if len(audio) > RESAMPLED_BYTES:
+                await asyncio.sleep(0)
 
     async def _write(self) -> None:
         while True:
@@ -109,7 +133,8 @@ class Connection:
     async def _end_with_server(self) -> None:
         """When the server stops, commit the current speech, send all text, and close the socket."""
         await self._service.stopping.wait()
-        self._session.finish()
+        async with self._handling:
+            self._session.finish()
         await self._end(AWAY)
 
     async def _end_if_idle(self) -> None:
@@ -141,10 +166,10 @@ class Connection:
         self._unread.put_nowait(text)
         self._num_unread += len(text)
 
-    def open(self, options: Mapping[str, Any]) -> ClientStream:
+    def open(self, options: Mapping[str, Any], audio_format: AudioFormat) -> ClientStream:
         self._service.require_ready()
         try:
-            stream = ClientStream(options, self._service.wake)
+            stream = ClientStream(options, self._service.wake, audio_format)
         except InputError as error:
             raise ServerError(501, f"the server cannot resample: {error}", code="not_installed") from None
         if "initial_prompt" in options:
@@ -155,13 +180,13 @@ class Connection:
         task.add_done_callback(partial(self._forget, stream))
         return stream
 
-    def append(self, stream: ClientStream, pcm: bytes) -> None:
+    def append(self, stream: ClientStream, audio: bytes) -> None:
         limit = self._service.limits.max_live_seconds
-        seconds = sum(each.waiting_seconds for each in self._tasks) + len(pcm) / (BYTES_PER_SAMPLE * RATE)
+        seconds = sum(each.waiting_seconds for each in self._tasks) + stream.audio_format.seconds(len(audio))
         if seconds > limit:
             problem = f"{seconds:.1f} seconds would wait to be decoded (at most {limit:g}); send it more slowly"
             raise ServerError.of_field("audio", problem, "too_much_audio", 429)
-        stream.append(pcm)
+        self._unresampled = (stream, audio)
 
     def cancel(self, stream: ClientStream) -> None:
         stream.close()

@@ -10,17 +10,17 @@ from typing import Any, Protocol
 from ..models.whisper_tokens import AudioConfig
 from ..speech.live.update import LiveUpdate, Piece
 from .errors import ServerError
-from .fields import parse_json
 from .limits import Limits
 from .model_names import ModelNames
+from .realtime_audio import AudioFormat
 from .realtime_format import (
-    BYTES_PER_SAMPLE,
-    RATE,
+    OLDER_UPDATE,
+    PATHS_IN_UPDATES,
     Settings,
     parse_audio,
     parse_event,
     parse_event_id,
-    require_small,
+    parse_object,
     updated,
 )
 
@@ -32,10 +32,10 @@ Event = dict[str, Any]
 class Streams(Protocol):
     """Transcribes a connection's speech. Passes text to the session's `on_update`, and errors to its `fail`."""
 
-    def open(self, options: Mapping[str, Any]) -> Any:
+    def open(self, options: Mapping[str, Any], audio_format: AudioFormat) -> Any:
         """Return a new stream. Its method `finish` makes its text final. Raises `ServerError` if no slot is free."""
 
-    def append(self, stream: Any, pcm: bytes) -> None:
+    def append(self, stream: Any, audio: bytes) -> None:
         """Append samples to a stream. Raises `ServerError` if too much speech is waiting to be decoded."""
 
     def cancel(self, stream: Any) -> None:
@@ -49,12 +49,13 @@ class Item:
     id: str
     stream: Any
     hypotheses: bool
+    audio_format: AudioFormat
     num_bytes: int = 0
     texts: list[str] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
-        return self.num_bytes / (BYTES_PER_SAMPLE * RATE)
+        return self.audio_format.seconds(self.num_bytes)
 
 
 class RealtimeSession:
@@ -93,19 +94,18 @@ class RealtimeSession:
         """Handle an event from the client. Invalid events are answered with error events."""
         event_id = None
         try:
-            require_small(text)
-            fields = parse_json(text, "event")
+            fields = parse_object(text)
             event_id = parse_event_id(fields)
             values = parse_event(fields)
             match values["type"]:
-                case "session.update":
-                    self._update(values)
                 case "input_audio_buffer.append":
                     self._append(values["audio"])
                 case "input_audio_buffer.commit":
                     self._commit()
                 case "input_audio_buffer.clear":
                     self._clear()
+                case _:
+                    self._update(values)
         except ServerError as error:
             self.refuse(error, event_id)
 
@@ -153,19 +153,26 @@ class RealtimeSession:
         return any(item is not self._current for item in self._items.values())
 
     def _update(self, values: Mapping[str, Any]) -> None:
-        self._settings = updated(self._settings, values, self._names, self._audio, self._limits)
-        self._send("session.updated", session=self._content)
+        event_type = values["type"]
+        settings = updated(self._settings, values, self._names, self._audio, self._limits)
+        if self._current is not None and settings.audio_format is not self._current.audio_format:
+            problem = "must not change while the buffer has audio; send a commit or clear first"
+            raise ServerError.of_field(PATHS_IN_UPDATES[event_type]["audio_format"], problem, "invalid_value")
+        self._settings = settings
+        self._send(f"{event_type}d", session=self._older_content if event_type == OLDER_UPDATE else self._content)
 
-    def _append(self, audio: str) -> None:
-        pcm = parse_audio(audio)
-        if self._refused is not None or not pcm:
+    def _append(self, base64: str) -> None:
+        settings = self._settings
+        audio = parse_audio(base64, settings.audio_format)
+        if self._refused is not None or not audio:
             return
         try:
             if self._current is None:
-                stream = self._streams.open(self._settings.options)
-                self._current = self._items[stream] = Item(new_id("item"), stream, self._settings.hypotheses)
-            self._streams.append(self._current.stream, pcm)
-            self._current.num_bytes += len(pcm)
+                stream = self._streams.open(settings.options, settings.audio_format)
+                new = Item(new_id("item"), stream, settings.hypotheses, settings.audio_format)
+                self._current = self._items[stream] = new
+            self._streams.append(self._current.stream, audio)
+            self._current.num_bytes += len(audio)
         except ServerError as error:
             self._refused = error
             if (item := self._current) is not None:
@@ -203,6 +210,10 @@ class RealtimeSession:
     @property
     def _content(self) -> dict[str, Any]:
         return {"id": self._id, "object": "realtime.transcription_session", **self._settings.content}
+
+    @property
+    def _older_content(self) -> dict[str, Any]:
+        return {"id": self._id, "object": "realtime.transcription_session", **self._settings.older_content}
 
     def _send_transcription(self, item: Item, state: str, **fields: Any) -> None:
         event_type = f"conversation.item.input_audio_transcription.{state}"

@@ -37,6 +37,7 @@ class Service:
         session: The models. Set when they are loaded.
         options: The defaults for options that a request does not set.
         stopping: Set when `drain` begins.
+        large_events: Held while a large event of live speech is handled.
         on_end: Called when the service ends, with an error or None.
     """
 
@@ -48,6 +49,7 @@ class Service:
         self.metrics = metrics
         self.state = LOADING
         self.stopping = asyncio.Event()
+        self.large_events = asyncio.Lock()
         self.on_end: Callable[[Exception | None], None] = lambda error: None
         self._thread = thread
         self._requests: set[ClientRequest[Any]] = set()

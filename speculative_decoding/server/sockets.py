@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,20 +15,24 @@ from websockets.frames import Frame
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from .shared_memory import SharedMemory
+
 CHECK_SECONDS = 1.0  # interval between checks of a socket
+MEMORY_STEP = 1 << 18  # shared memory is taken in multiples of this size
 READ_BYTES = 1 << 12  # maximum size of a read; between reads, the event loop serves other clients
 MAX_CONTROL_FRAMES = 50  # maximum number of pings and pongs from a client between two checks
 MAX_FRAGMENTS = 1000  # in a message; limited because empty fragments do not count towards its size
-INVALID_TEXT, POLICY, TOO_BIG = 1007, 1008, 1009  # close codes (RFC 6455, section 7.4)
+INVALID_TEXT, POLICY, TOO_BIG, TRY_AGAIN = 1007, 1008, 1009, 1013  # close codes (RFC 6455, section 7.4; IANA)
 HALF_CLOSED = "half-closed"  # reason in the disconnect event of a client that has closed only its sending side
 
 
 @dataclass(frozen=True)
 class SocketLimits:
-    """The limits of each WebSocket."""
+    """The limits of each WebSocket. Sizes are in bytes."""
 
     seconds: float = 10.0  # time limit for reading pending data, and for answering a close frame
-    message: int = 1 << 20  # maximum size of a message in bytes
+    message: int = 1 << 20  # maximum size of a message
+    own_memory: int = 1 << 20  # size of a message up to which it needs no shared memory
 
 
 class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
@@ -39,11 +44,12 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     Args:
         limits: The limits.
+        memory: The memory for large messages, which all WebSockets share. Without free memory, a WebSocket is closed.
         on_lost: Called when the connection has ended.
         options: The options of uvicorn's class.
     """
 
-    def __init__(self, limits: SocketLimits, on_lost: Callable[[], None], **options: Any) -> None:
+    def __init__(self, limits: SocketLimits, memory: SharedMemory, on_lost: Callable[[], None], **options: Any) -> None:
         super().__init__(**options)
         self.close_timeout = limits.seconds
         self._limits = limits
@@ -52,6 +58,10 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self._control_frames = 0  # number since the last check
         self._is_half_closed = False
         self._read = bytearray(READ_BYTES)
+        self._memory = memory
+        self._taken = 0  # size of shared memory in use
+        self._queued: deque[int] = deque()  # sizes of the complete messages that the application has not taken yet
+        self._handled = 0  # size of the message that the application handles
         self._check_timer = self.loop.call_later(CHECK_SECONDS, self._check)
 
     def get_buffer(self, sizehint: int) -> bytearray:
@@ -60,6 +70,36 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.data_received(bytes(self._read[:nbytes]))
+        self._count_memory()
+
+    def _count_memory(self) -> None:
+        """Take shared memory for the messages in memory, if they are large, or return it. Closes the socket if full."""
+        if self.disconnected:
+            return  # the memory has been released
+        held = len(self.conn.reader.buffer) + sum(map(len, self.frames)) + sum(self._queued) + self._handled
+        steps = -(-max(0, held - self._limits.own_memory) // MEMORY_STEP)
+        missing = steps * MEMORY_STEP - self._taken
+        if missing < 0:
+            self._memory.release(self._address, -missing)
+        elif missing > 0 and not self._memory.take(self._address, missing):
+            is_open = self.conn.state is State.OPEN
+            return self._fail(TRY_AGAIN, "too many large messages") if is_open else self.transport.abort()
+        self._taken += missing
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def _fail(self, code: int, reason: str) -> None:
+        """Close the socket, and discard what it has received."""
+        self.conn.fail(code, reason)  # stops the parser
+        self.frames = []
+        self._release_memory()
+        self._wait_for_client(code, reason)
+
+    def _release_memory(self) -> None:
+        self._memory.release(self._address, self._taken)
+        self._taken = 0
 
     def data_received(self, data: bytes) -> None:
         if self.conn.parser_exc is not None:
@@ -90,9 +130,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         """Close the socket after too many pings and pongs, because sockets take turns only between messages."""
         self._control_frames += 1
         if self._control_frames > MAX_CONTROL_FRAMES and self.conn.state is State.OPEN:
-            reason = f"more than {MAX_CONTROL_FRAMES} pings and pongs within {CHECK_SECONDS:g} s"
-            self.conn.fail(POLICY, reason)  # stops the parser
-            self._wait_for_client(POLICY, reason)
+            self._fail(POLICY, f"more than {MAX_CONTROL_FRAMES} pings and pongs within {CHECK_SECONDS:g} s")
 
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) < MAX_FRAGMENTS:
@@ -104,6 +142,8 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         if self.curr_msg_data_type == "text" and not is_utf8(b"".join(self.frames)):
             self.frames = []
             return self._end(INVALID_TEXT, "not UTF-8")  # checked here, because uvicorn would log a traceback
+        if not self.close_sent:  # otherwise, the message is discarded
+            self._queued.append(sum(map(len, self.frames)))
         super().send_receive_event_to_app()
 
     def handle_parser_exception(self) -> None:
@@ -115,7 +155,12 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     async def receive(self) -> Any:
         await asyncio.sleep(0)  # sockets take turns, even if a client sends many messages at once
-        return await super().receive()
+        self._handled = 0
+        self._count_memory()
+        message = await super().receive()
+        if message["type"] == "websocket.receive":
+            self._handled = self._queued.popleft()
+        return message
 
     async def send(self, message: Any) -> None:
         await self.writable.wait()
@@ -137,6 +182,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._check_timer.cancel()
+        self._release_memory()
         super().connection_lost(exc)
         self._on_lost()
 

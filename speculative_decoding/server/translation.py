@@ -1,4 +1,4 @@
-"""LibreTranslate's API for texts: POST /translate and /detect, GET /languages and /frontend/settings.
+"""LibreTranslate's API for texts: POST /translate, /detect and /suggest, GET /languages and /frontend/settings.
 
 The tables of fields also cover the API for files. `Translator` admits a request, detects languages, and reads and
 decodes all texts.
@@ -18,14 +18,14 @@ from starlette.responses import JSONResponse, Response
 
 from ..errors import InputError
 from ..loading.task_prefixes import Pairs
-from ..sampling.values import Bool, Int, ListOf, Text, Union
+from ..sampling.values import Bool, ListOf, Text, Union, Value
 from ..subpackages import has_subpackage
 from .bodies import cancel_on_disconnect, client_address
 from .detection import Detection, Detector
 from .errors import ServerError
-from .fields import ANY_TEXT, FORM, JSON, Anything, Field, File, parse_fields, read_fields
+from .fields import ANY_TEXT, FORM, JSON, Field, File, parse_fields, read_fields
 from .guard import require_token
-from .languages import Languages, english_name
+from .languages import Languages
 from .multipart import MULTIPART
 from .service import Service
 from .texts import ClientText
@@ -36,6 +36,19 @@ if TYPE_CHECKING:
 
 FORMATS = ("text", "html")
 MAX_TEXTS = 128  # of a request
+
+
+class NumAlternatives(Value):
+    """A number of alternative translations. As in LibreTranslate, it may be text, and a negative number means none."""
+
+    expected = "a whole number"
+    metavar = "N"
+
+    def accept(self, value: Any) -> int:
+        return max(0, int(value))
+
+
+ONE_OR_MORE_TEXTS = Field(Union((ANY_TEXT, ListOf(ANY_TEXT))), required="a text", blank=True)
 LANGUAGES: Mapping[str, Field] = {
     "source": Field(Text(), required="a language, or auto", blank=True),
     "target": Field(Text(), required="a language", blank=True),
@@ -45,36 +58,38 @@ NO_LANGUAGE = Field(
     blank=True,
 )
 STREAM = Field(Bool(), blank=True)
-OF_ALL: Mapping[str, Field] = {"api_key": Field(Anything()), "file": Field(File(), ignored=True)}
+# The tables lack `api_key`: unknown fields are ignored, and only fields in a table may be in the query string, because
+# proxies log it
 FIELDS: Mapping[str, Field] = {
-    "q": Field(Union((ANY_TEXT, ListOf(ANY_TEXT))), required="a text", blank=True),
+    "q": ONE_OR_MORE_TEXTS,
     **LANGUAGES,
     "format": Field(Text(FORMATS), blank=True),
-    "alternatives": Field(Int(0), blank=True),
+    "alternatives": Field(NumAlternatives(), blank=True),
     "stream": STREAM,
-    **OF_ALL,
 }
-DETECTED: Mapping[str, Field] = {"q": Field(Text(), required="a text", blank=True), **OF_ALL}
-FILE = Field(File(), required="a file as multipart/form-data")
+DETECTED: Mapping[str, Field] = {"q": ONE_OR_MORE_TEXTS}
 IN_FILES: Mapping[str, Field] = {
     **LANGUAGES,
     "format": Field(),
     "columns": Field(ListOf(Text())),
     "stream": STREAM,
-    **OF_ALL,
-    "file": FILE,
+    "file": Field(File(), required="a file as multipart/form-data"),
 }
 
 
 async def read_request(request: Request, table: Mapping[str, Field]) -> dict[str, Any]:
-    """Return the values in a JSON object or a form, and check the token. Raises `ServerError`."""
-    sent = await read_fields(request, request.app.state.service.limits.max_body, JSON, FORM, MULTIPART)
+    """Return the values in a JSON object, a form or the query string, and check the token. Raises `ServerError`.
+
+    As in LibreTranslate, unknown fields are ignored, because clients send fields of other versions.
+    """
+    max_body = request.app.state.service.limits.max_body
+    sent = await read_fields(request, max_body, JSON, FORM, MULTIPART, in_query=table)
     if isinstance(sent, list):
         token = "".join(part.content.decode(errors="replace") for part in sent if part.name == "api_key")
     else:
         token = str(sent.get("api_key") or "")
     require_token(request.scope, token)
-    return parse_fields(sent, table)
+    return parse_fields(sent, table, ignores_unknown=True)
 
 
 def text_translator(request: Request, *, with_documents: bool = False) -> Translator:
@@ -127,10 +142,17 @@ def given_texts(fields: Mapping[str, Any]) -> list[Document]:
 async def detect(request: Request) -> Response:
     translator = text_translator(request)
     q = (await read_request(request, DETECTED))["q"]
-    request.scope["prompts"] = [q]
+    text = q if isinstance(q, str) else "\n".join(q)
+    request.scope["prompts"] = [text]
     translator.detector.require_installed("q")
     codes = [*translator.languages.targets]
-    return JSONResponse(await in_thread(request, lambda: translator.detector.detect(q, codes)))
+    return JSONResponse(await in_thread(request, lambda: translator.detector.detect(text, codes)))
+
+
+async def suggest(request: Request) -> Response:
+    """Refuse a suggestion for a better translation, as LibreTranslate does if suggestions are disabled."""
+    text_translator(request)
+    raise ServerError(403, "suggestions are disabled on this server")
 
 
 async def languages(request: Request) -> Response:
@@ -164,14 +186,12 @@ async def frontend_settings(request: Request) -> Response:
 
 def default_languages(listed: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the languages that a user interface shows first: the first pair, from English if possible."""
-    if not listed:
+    pairs = [(source["code"], target) for source in listed for target in source["targets"] if target != source["code"]]
+    if not pairs:
         return {}
-    source = next((each for each in listed if each["code"] == "en"), listed[0])
-    target = source["targets"][0]
-    return {
-        "source": {"code": source["code"], "name": source["name"]},
-        "target": {"code": target, "name": english_name(target)},
-    }
+    source, target = next((pair for pair in pairs if pair[0] == "en"), pairs[0])
+    names = {each["code"]: each["name"] for each in listed}
+    return {field: {"code": code, "name": names[code]} for field, code in (("source", source), ("target", target))}
 
 
 AUTO = "auto"
@@ -219,13 +239,13 @@ class Translator:
     ) -> tuple[ClientText, list[Detection]]:
         """Detect languages, and start reading all texts that are not already in the target language."""
         try:
-            found = await self._detected(request, texts, target) if source == AUTO else []
-            kept = self.languages.target(target) if found else None  # the language whose texts are not translated
+            found = await self._detected(request, texts, target) if source.lower() == AUTO else []
             chosen = [each["language"] for each in found] or [source] * len(texts)
-            prompting = {language: self._prompting(language, target) for language in {*chosen} - {kept}}
+            others = [each for each in dict.fromkeys(chosen) if not self.languages.is_same(each, target)]
+            prompting = {language: self._prompting(language, target) for language in others}
             begun = []
             for text, language in zip(texts, chosen, strict=True):
-                if language != kept:
+                if language in prompting:
                     text.begin(prompting[language])
                     begun.append(text)
         except InputError as error:
@@ -238,7 +258,7 @@ class Translator:
     async def _detected(self, request: Request, texts: Sequence[Document], target: str) -> list[Detection]:
         """Return the most likely language of each text, which may be the target language."""
         self.detector.require_installed("source")
-        codes = [*self.languages.into(target), self.languages.target(target)]
+        codes = self.languages.into(target)
         return await in_thread(request, lambda: [self.detector.detect(each.sample(), codes)[0] for each in texts])
 
     def _prompting(self, source: str, target: str) -> Prompting:

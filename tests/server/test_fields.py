@@ -204,6 +204,17 @@ def test_a_required_field_is_named_if_it_is_missing_or_empty() -> None:
         assert error.value.message == "q: is missing or empty; send a text" and error.value.code == "missing_field"
 
 
+def test_unknown_fields_are_ignored_on_request_but_known_ones_are_still_checked() -> None:
+    assert parse_fields({"x": 1, "number": 3}, TABLE, ignores_unknown=True) == {"count": 3}
+    assert parse_fields([*texts(x="1", number="3"), Part("y", True, b"\xff")], TABLE, ignores_unknown=True) == {
+        "count": 3
+    }
+    with pytest.raises(ServerError, match="number: must be a whole number"):
+        parse_fields({"number": "x"}, TABLE, ignores_unknown=True)
+    with pytest.raises(ServerError, match=r"inner\.numbers: unknown field"):
+        parse_fields({"type": "a", "inner": {"numbers": 3}}, SESSION, ignores_unknown=True)
+
+
 def test_names_of_other_libraries_lead_to_fields() -> None:
     """Suggestions name accepted fields if possible, otherwise refused fields, whose error gives the reason."""
     for name, meant in (("max_new_tokens", "max_tokens"), ("do_sample", "temperature"), ("beam_size", "num_beams")):

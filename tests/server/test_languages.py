@@ -38,11 +38,11 @@ def test_each_code_for_clients_means_one_language_of_the_model(name: str) -> Non
 def test_models_with_language_tokens_translate_between_all_of_them() -> None:
     own = languages(TOKENS)
     first, *others = own.listed
-    assert first == {"code": "de", "name": "German", "targets": ["en", "zh", "zh-Hant"]} and len(others) == 3
+    assert first == {"code": "de", "name": "German", "targets": ["de", "en", "zh", "zh-Hant"]} and len(others) == 3
     assert others[-1]["name"] == "Chinese (Hant)"
     for source in ("en", "eng_Latn", "en-US", "EN", "English"):
         assert own.pair(source, "zh-TW") == ("", {"src_lang": "eng_Latn", "tgt_lang": "zho_Hant"})
-    assert own.target("deu_Latn") == "de" and own.into("de") == ["en", "zh", "zh-Hant"]
+    assert own.target("deu_Latn") == "de" and own.into("de") == ["de", "en", "zh", "zh-Hant"]
     with pytest.raises(InputError, match="source: 'fra_Latn' is an unknown language; did you mean .*eng_Latn"):
         own.pair("fra_Latn", "de")
 
@@ -56,11 +56,14 @@ def test_a_pair_with_a_prefix_has_precedence() -> None:
 def test_other_models_translate_the_pairs_that_have_a_prefix() -> None:
     own = languages(prefixes={**PREFIXES, ("en", "ro"): "to Romanian: "})
     assert own.listed == [
-        {"code": "de", "name": "German", "targets": ["en"]},
-        {"code": "en", "name": "English", "targets": ["de", "ro"]},
+        {"code": "de", "name": "German", "targets": ["de", "en"]},
+        {"code": "en", "name": "English", "targets": ["de", "en", "ro"]},
+        {"code": "ro", "name": "Romanian", "targets": ["ro"]},
     ]
     assert [*own.targets] == ["de", "en", "ro"]  # the candidates for detection
-    assert own.pair("eng_Latn", "de-AT") == ("to German: ", {}) and own.into("ron_Latn") == ["en"]
+    assert own.pair("eng_Latn", "de-AT") == ("to German: ", {}) and own.into("ron_Latn") == ["en", "ro"]
+    with pytest.raises(InputError, match="target: must be one of ro, not 'en'"):
+        languages(prefixes={("en", "ro"): ""}).into("en")
     with pytest.raises(InputError, match=r"supported pair \(de:en, en:de, en:ro\), not de:ro"):
         own.pair("de", "ro")
     with pytest.raises(InputError, match=r"supported pair \(none\), not en:de"):
@@ -92,3 +95,38 @@ def test_codes_mean_the_same_in_any_order_of_the_models_languages(name: str, own
     client = {"zho_Hans": "zh", "zho_Hant": "zh-Hant", "por_Latn": "pt"}[own]
     assert found.pair("en", name)[1]["tgt_lang"] == own == found.pair(name, "en")[1]["src_lang"]
     assert found.target(name) == client and [each["code"] for each in found.listed] == ["en", "pt", "zh", "zh-Hant"]
+
+
+@pytest.mark.parametrize("name", ["MBART", "MBART50", "NLLB", "M2M100", "WMT21"])
+def test_each_listed_target_is_listed_as_a_language(name: str) -> None:
+    """LibreTranslate's own web page looks up the names of targets in the list."""
+    listed = languages(getattr(language_codes, name)).listed
+    codes = [each["code"] for each in listed]
+    assert len({*codes}) == len(codes)
+    for each in listed:
+        assert each["code"] in each["targets"] and {*each["targets"]} <= {*codes}
+
+
+SAME = [
+    *(("zh", "zh-Hans"), ("zt", "zho_Hant"), ("zh_TW", "zt"), ("pb", "pt"), ("Portuguese", "pt-BR"), ("en", "EN")),
+]
+DIFFERENT = [("zh", "zt"), ("zh-TW", "zh-CN"), ("zho_Hans", "zh-Hant"), ("en", "zh"), ("xx", "xx")]
+
+
+@pytest.mark.parametrize(("source", "target"), [*SAME, *DIFFERENT])
+def test_names_are_the_same_language_only_in_the_same_script(source: str, target: str) -> None:
+    own = languages(dict.fromkeys(CODES, 5))
+    assert own.is_same(source, target) is own.is_same(target, source) is ((source, target) in SAME)
+
+
+def test_a_prefix_from_a_language_to_itself_is_used() -> None:
+    own = languages(prefixes={("en", "en"): "grammar: ", ("zh", "zt"): "traditional: "})
+    assert not own.is_same("en", "en") and own.pair("en", "en") == ("grammar: ", {})
+    assert own.is_same("zh", "zh") and not own.is_same("zh", "zt")
+
+
+def test_a_text_may_be_in_another_script_than_the_target() -> None:
+    """Otherwise, a text in simplified characters would count as a text in the target language."""
+    pairs = languages(prefixes={("en", "zh"): "", ("en", "zt"): "", ("en", "pt"): "", ("en", "pb"): ""})
+    assert pairs.into("zh-Hant") == ["en", "zh", "zt"] == pairs.into("zh")
+    assert pairs.into("pb") == ["en", "pb"] and pairs.into("pt") == ["en", "pt"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,9 @@ import httpx
 import pytest
 from libretranslatepy import LibreTranslateAPI
 
-from speculative_decoding import GenerationOptions, Session
+from speculative_decoding import GenerationOptions, Session, load
 from speculative_decoding.server.limits import Limits
+from tests.support.families import FAMILIES, GOLDENS, word_tokenizer
 from tests.support.serving import PAIRS, Serving, bundled, serving
 from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import tiny_model
@@ -67,7 +69,8 @@ def test_the_python_client_translates_detects_and_lists_languages(server: Servin
     libre = LibreTranslateAPI(server.url, api_key="not needed here")
     assert libre.translate(SENTENCES[0], "en", "de") == german[0]
     assert libre.detect("Der Igel schläft im Garten.")[0]["language"] == "de"
-    assert libre.languages() == [{"code": "en", "name": "English", "targets": ["de"]}]
+    german_only = {"code": "de", "name": "German", "targets": ["de"]}
+    assert libre.languages() == [german_only, {"code": "en", "name": "English", "targets": ["de", "en"]}]
 
 
 def test_as_many_sentences_come_out_as_go_in(server: Serving, german: list[str]) -> None:
@@ -154,7 +157,7 @@ REFUSED: list[tuple[str, bytes, dict[str, str], str]] = [
     ("a.csv", b"id,text", {}, "columns: csv needs the columns to decode; name some of 'id', 'text'"),
     ("a.txt", b"a", {"columns": "text"}, "columns: has no effect with format text"),
     ("a.txt", b"a", {"format": "exe"}, "format: must be one of"),
-    ("a.txt", b"a", {"sources": "en"}, "sources: unknown field; did you mean source?"),
+    ("a.txt", b"a", {"source": "", "sources": "en"}, "source: is missing or empty; send a language, or auto"),
     ("a.txt", b"a", {"target": "fr"}, "target: source and target must be a supported pair (en:de), not en:fr"),
     ("a.txt", b"a" * 30_000, {}, "at most 20000 bytes"),
 ]
@@ -176,6 +179,135 @@ def test_a_file_whose_encoding_lacks_a_character_of_the_output_is_refused(server
         response.status_code == 400
         and "ascii cannot write 'ü' (U+00FC); convert it to UTF-8" in response.json()["error"]
     )
+
+
+def test_suggestions_are_refused_as_disabled(server: Serving, guarded: Serving) -> None:
+    """LibreTranslate refuses them before it checks the API key or the fields."""
+    for each in (server, guarded):
+        with each.client() as client:
+            for sent in ({"data": {"q": "a", "s": "b"} | OWN}, {"json": {}}, {"files": {"q": (None, "a")}}, {}):
+                refused = client.post("/suggest", **sent)
+                assert refused.status_code == 403
+                assert refused.json() == {"error": "suggestions are disabled on this server"}
+            assert client.get("/suggest").status_code == 405
+            assert client.get("/frontend/settings").json()["suggestions"] is False
+
+
+@pytest.mark.parametrize("source", ["en", "EN", "de", "German", "deu_Latn", "auto"])
+def test_a_text_in_the_target_language_stays(server: Serving, source: str) -> None:
+    given = ["Der Igel schläft im  Garten.\n", ""] if source not in ("en", "EN") else SENTENCES
+    target = "de" if source not in ("en", "EN") else "en"
+    assert translated(server, given, source=source, target=target)["translatedText"] == given
+
+
+@pytest.fixture(scope="module")
+def chinese(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """Serve a random model with the languages of NLLB."""
+    folder = tmp_path_factory.mktemp("nllb")
+    configs = {each: json.loads((GOLDENS / each / "config.json").read_text()) for each in FAMILIES}
+    family, config = next(each for each in configs.items() if each[1]["model_type"] == "m2m_100")
+    codes = ("zho_Hant", "zho_Hans", "por_Latn", "eng_Latn")
+    shutil.copytree(GOLDENS / family, folder, dirs_exist_ok=True)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "NllbTokenizer"}))
+    (folder / "tokenizer.json").write_text(json.dumps(word_tokenizer(config, config["vocab_size"], "{}", codes, 1)))
+    with serving(load(folder, dtype="float32", drafter="none"), LIMITS, prefixes={}) as made:
+        yield made
+
+
+HANS = "安全地注册和管理域名享受透明价格。"
+HANT = "安全地註冊和管理網域名稱享受透明價格。"
+STAYS = [
+    *((HANS, code) for code in ("zh", "zh-Hans", "ZH-CN", "zho_Hans", "Chinese")),
+    *((HANT, code) for code in ("zt", "zh-Hant", "zh-TW", "zh_HK", "zho_Hant")),
+    *(("O preço é transparente.", code) for code in ("pt", "pb", "pt-BR", "por_Latn")),
+]
+IS_TRANSLATED = [(HANS, "zt"), (HANS, "zh-TW"), (HANT, "zh"), (HANT, "zh-Hans"), (HANS, "pb"), (HANT, "en")]
+
+
+@pytest.mark.parametrize(("text", "target"), [*STAYS, *IS_TRANSLATED])
+def test_a_text_stays_if_it_is_in_the_target_language_and_script(chinese: Serving, text: str, target: str) -> None:
+    """The detected language is that of /detect, and one of the listed codes."""
+    (said, *_) = chinese.post("/detect", q=text).json()
+    with chinese.client() as client:
+        listed = {each["code"]: each["targets"] for each in client.get("/languages").json()}
+    assert [*listed] == ["en", "pt", "zh", "zh-Hant"] and listed[said["language"]] == [*listed]
+    for format in ("text", "html"):
+        found = translated(chinese, [text, ""], source="auto", target=target, format=format)
+        assert found["detectedLanguage"][0] == said
+        assert (found["translatedText"] == [text, ""]) is ((text, target) in STAYS)
+
+
+UNKNOWN = {"secret": "a", "id": "7", "Q": "b", "source_lang": "fr", "": "c", "prefix": "x", "num_beams": "2"}
+
+
+@pytest.mark.parametrize("encoding", ["json", "data", "files"])
+def test_unknown_fields_are_ignored_on_libretranslates_paths_only(
+    server: Serving, german: list[str], encoding: str
+) -> None:
+    def post(path: str, **fields: str) -> httpx.Response:
+        sent: Any = {name: (None, value) for name, value in fields.items()} if encoding == "files" else fields
+        with server.client() as client:
+            return client.post(path, **{encoding: sent})
+
+    assert post("/translate", q=SENTENCES[0], **OWN, **UNKNOWN).json() == {"translatedText": german[0]}
+    assert post("/detect", q=SENTENCES[0], **UNKNOWN).json()[0]["language"] == "en"
+    if encoding == "json":
+        refused = post("/v1/completions", prompt="a", secret="a").json()["error"]
+        assert refused["code"] == "unknown_field" and refused["param"] == "secret"
+
+
+def test_unknown_fields_are_ignored_in_a_form_with_a_file(server: Serving, german: list[str]) -> None:
+    assert download(server, send_file(server, "a.txt", SENTENCES[2].encode(), **UNKNOWN)).text == german[2]
+
+
+def test_fields_may_be_in_the_query_string(server: Serving, german: list[str]) -> None:
+    """As in LibreTranslate, the query string takes precedence over a form, and is ignored for a JSON object."""
+    query = {"q": "The end. é&?", "source": "auto", "target": "de"}
+    form = dict(query)
+    with server.client() as client:
+        expected = client.post("/translate", data=form).json()
+        assert expected["translatedText"] and expected["detectedLanguage"]["language"] == "en"
+        for headers in ({}, {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}):
+            assert client.post("/translate", params=query, headers=headers).json() == expected
+        assert client.post("/translate", params={"q": query["q"]}, data=form | {"q": "a"}).json() == expected
+        languages = {name: (None, value) for name, value in form.items() if name != "q"}
+        assert client.post("/translate", params={"q": query["q"]}, files=languages).json() == expected
+        assert client.post("/translate?x=1", json=form).json() == expected
+        ignored = client.post("/translate", params=query, json={"q": "a"})
+        assert ignored.status_code == 400 and ignored.json()["error"].startswith("source: is missing")
+        assert client.post("/detect", params={"q": SENTENCES[0]}).json()[0]["language"] == "en"
+        several = client.post("/translate", params={**OWN, "q": [SENTENCES[2], ""]}).json()["translatedText"]
+        assert several == german[2]  # an empty text in a form counts as missing
+        refused = client.post("/translate?q=%ff&source=en&target=de")
+        assert refused.status_code == 400 and "not UTF-8" in refused.json()["error"]
+        assert client.post("/translate", content=b"a", params=query).status_code == 415
+
+
+@pytest.mark.parametrize("path", ["/translate", "/detect", "/translate_file"])
+def test_the_token_is_never_read_from_the_query_string(
+    guarded: Serving, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Proxies log it. The field is ignored, because clients also send it to servers without a token."""
+    caplog.set_level("INFO")
+    query = {"q": "a", "source": "en", "target": "de", "api_key": TOKEN}
+    with guarded.client() as client:
+        assert client.post(path, params=query).status_code == 401
+        if path in ("/translate", "/detect"):
+            accepted = client.post(path, params=query | {"api_key": "x"}, headers={"Authorization": f"Bearer {TOKEN}"})
+            assert accepted.status_code == 200
+            assert client.post(path, params=query, data={"api_key": "x"}).status_code == 401
+            assert client.post(path, params=query | {"api_key": "x"}, data={"api_key": TOKEN}).status_code == 200
+
+    def logged() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.name == "speculative_decoding.server"]
+
+    eventually(lambda: any(f"POST {path} 401" in each for each in logged()))
+    assert not any(TOKEN in each for each in logged())
+
+
+def test_the_language_of_several_texts_is_detected_together(server: Serving) -> None:
+    texts = ["Der Igel schläft.", "Er schläft im Garten."]
+    assert server.post("/detect", q=texts).json() == server.post("/detect", q="\n".join(texts)).json()
 
 
 def test_user_interfaces_get_their_settings(server: Serving, guarded: Serving) -> None:
@@ -202,16 +334,27 @@ def test_the_listed_suffixes_are_exactly_those_that_files_may_have(server: Servi
         assert sent.status_code in (200, 400)
 
 
-PATHS = [("POST", "/translate"), ("POST", "/translate_file"), ("POST", "/detect"), ("GET", "/download_file/x")]
+PATHS = [
+    *(("POST", "/translate"), ("POST", "/translate_file"), ("POST", "/detect"), ("GET", "/download_file/x")),
+    *(("GET", "/unknown"), ("POST", "/v1"), ("POST", "/v1/chat/completions"), ("GET", "/v12/translate")),
+]
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
-def test_errors_have_libretranslates_form(guarded: Serving, method: str, path: str) -> None:
+def test_errors_have_the_form_of_the_api_of_their_path(guarded: Serving, method: str, path: str) -> None:
+    """This includes unknown paths."""
+
+    def message(response: httpx.Response) -> str:
+        error = response.json()["error"]
+        return error["message"] if path in ("/v1", "/v1/chat/completions") else error
+
     with guarded.client() as client:
         refused = client.request(method, path, json={"api_key": "x"} if method == "POST" else None)
-        assert refused.status_code == 401 and refused.json()["error"].startswith("missing or wrong token")
+        assert refused.status_code == 401 and message(refused).startswith("missing or wrong token")
         other = client.request("PUT", path, headers={"Authorization": f"Bearer {TOKEN}"})
-        assert other.status_code == 405 and isinstance(other.json()["error"], str)
+        is_known = path in ("/translate", "/translate_file", "/detect", "/download_file/x")
+        assert other.status_code == (405 if is_known else 404)
+        assert is_known or ("POST /translate" in message(other) and "POST /v1/completions" in message(other))
 
 
 @pytest.mark.parametrize("encoding", ["json", "data", "files"])

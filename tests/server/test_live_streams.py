@@ -16,7 +16,7 @@ from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.lane import Lane
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.live_streams import ClientStream
-from speculative_decoding.server.realtime_format import RATE
+from speculative_decoding.server.realtime_audio import PCM
 from speculative_decoding.server.transcription_format import ClientRecording
 from speculative_decoding.speech.live.resampler import Resampler
 from speculative_decoding.speech.options import TranscriptionOptions
@@ -53,13 +53,13 @@ def session(drafter: str = "none") -> Session:
 
 def pieces(seed: int, count: int = 2) -> list[NDArray[np.int16]]:
     """Return speech at 24 kHz."""
-    samples = np.random.default_rng(seed).normal(scale=3000, size=(count, int(PIECE_SECONDS * RATE)))
+    samples = np.random.default_rng(seed).normal(scale=3000, size=(count, int(PIECE_SECONDS * PCM.rate)))
     return [*samples.astype(np.int16)]
 
 
 def expected(speech: list[NDArray[np.int16]], **options: Any) -> list[str]:
     """Return the final text of each hypothesis from `transcribe_live`."""
-    resampler = Resampler(RATE)
+    resampler = Resampler(PCM.rate)
     chunks = [*map(resampler.append, speech), resampler.finish()]
     return [update.final for update in session().transcribe_live(chunks, reads_ahead=False, **SHORT, **options)]
 

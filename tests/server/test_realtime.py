@@ -16,12 +16,13 @@ import pytest
 from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.decoding.results import GenerationStats
 from speculative_decoding.server.errors import ServerError
-from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.limits import MAX_LIVE_AUDIO, Limits
 from speculative_decoding.server.live_streams import ClientStream
 from speculative_decoding.server.metrics import Metrics
 from speculative_decoding.server.model_names import ModelNames
 from speculative_decoding.server.realtime import MAX_UNREAD, Connection
-from speculative_decoding.server.realtime_format import MAX_EVENT, RATE
+from speculative_decoding.server.realtime_audio import FORMATS, PCM, AudioFormat
+from speculative_decoding.server.realtime_format import MAX_EVENT
 from speculative_decoding.server.service import Service
 from speculative_decoding.server.sockets import HALF_CLOSED
 from speculative_decoding.speech.live import resampler
@@ -54,7 +55,7 @@ def session(drafter: str = "ngram") -> Session:
 
 def speech(seed: int, seconds: float) -> bytes:
     """Return PCM at 24 kHz."""
-    return np.random.default_rng(seed).normal(scale=3000, size=int(seconds * RATE)).astype("<i2").tobytes()
+    return np.random.default_rng(seed).normal(scale=3000, size=int(seconds * PCM.rate)).astype("<i2").tobytes()
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,8 @@ def server() -> Iterator[Serving]:
 def client_of(server: Serving) -> OpenAI:
     import openai
 
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    websocket_url = f"{server.url.replace('http', 'ws')}/v1"  # the beta client does not derive it from the base URL
+    return openai.OpenAI(base_url=f"{server.url}/v1", websocket_base_url=websocket_url, api_key="none", max_retries=0)
 
 
 def say(connection: RealtimeConnection, pcm: bytes) -> None:
@@ -103,11 +105,66 @@ def test_the_text_of_openais_client_equals_transcribe_live(server: Serving) -> N
             assert "".join(texts) == events[-1].transcript == expected(pieces) != ""
 
 
-def expected(pieces: list[bytes]) -> str:
-    own = Resampler(RATE)
-    chunks = [*(own.append(np.frombuffer(pcm, "<i2")) for pcm in pieces), own.finish()]
-    updates = session("none").transcribe_live(chunks, reads_ahead=False)
+def expected(pieces: list[bytes], audio_format: AudioFormat = PCM, **options: Any) -> str:
+    own = Resampler(audio_format.rate)
+    chunks = [*(own.append(audio_format.samples(audio)) for audio in pieces), own.finish()]
+    updates = session("none").transcribe_live(chunks, reads_ahead=False, **options)
     return "".join(update.final for update in updates).lstrip()
+
+
+def telephone(seed: int, seconds: float) -> bytes:
+    """Return random bytes, which are loud noise in G.711."""
+    return np.random.default_rng(seed).bytes(int(seconds * 8000))
+
+
+@pytest.mark.parametrize("audio_format", FORMATS[1:], ids=lambda each: each.name)
+@pytest.mark.parametrize("is_older", [False, True], ids=["current", "beta"])
+def test_openais_client_sends_g711(server: Serving, audio_format: AudioFormat, is_older: bool) -> None:
+    """The text equals that of the decoded audio."""
+    audio = telephone(0, 1.12)
+    with client_of(server) as client:
+        if is_older:
+            connected = client.beta.realtime.connect(model="whisper-1", extra_query={"intent": "transcription"})
+        else:
+            connected = client.realtime.connect(extra_query={"intent": "transcription"})
+        with cast(Any, connected) as connection:
+            receive(connection, "session.created")
+            if is_older:
+                session = {
+                    "input_audio_format": audio_format.older_name,
+                    "input_audio_transcription": {"model": "whisper-1", "language": "de", "prompt": ""},
+                    "turn_detection": None,
+                    "hypotheses": True,
+                }
+                connection.transcription_session.update(session=session)
+                updated = receive(connection, "transcription_session.updated")[-1].session
+                assert updated.input_audio_format == audio_format.older_name
+                assert updated.input_audio_transcription.language == "de"
+            else:
+                transcription = {"model": "whisper-1", "language": "de"}
+                own = {"input": {"format": {"type": audio_format.name}, "transcription": transcription}}
+                connection.session.update(session=HYPOTHESES | {"audio": own})
+                updated = receive(connection, "session.updated")[-1].session
+                assert updated.audio.input.format.type == audio_format.name
+            say(connection, audio)
+            receive(connection, DELTA)
+            connection.input_audio_buffer.commit()
+            completed = receive(connection, COMPLETED)[-1]
+    assert completed.transcript == expected([audio], audio_format, language="de") != ""
+    assert completed.usage.seconds == pytest.approx(1.12)
+
+
+def test_an_event_may_have_as_much_audio_as_in_openais_api(server: Serving) -> None:
+    """This server takes less speech at a time. The socket stays usable."""
+    with client_of(server) as client, client.realtime.connect() as connection:
+        receive(connection, "session.created")
+        say(connection, bytes(MAX_LIVE_AUDIO))
+        assert receive(connection, FAILED)[-1].error.code == "too_much_audio"
+        assert connection.recv().error.code == "too_much_audio"  # type: ignore[union-attr]
+        connection.input_audio_buffer.clear()
+        say(connection, speech(0, 0.5))
+        connection.input_audio_buffer.commit()
+        assert receive(connection, COMPLETED)[-1].usage.seconds == pytest.approx(0.5)
 
 
 def test_a_client_that_vanishes_frees_its_slot(server: Serving) -> None:
@@ -515,6 +572,62 @@ async def test_speech_that_waits_is_limited(world: World) -> None:
     socket.say(4.9)
     await world.loop.advance()
     assert len(socket.errors) == 1 and len(world.thread.submitted) == 2
+
+
+def samples_of(world: World) -> int:
+    """Return the number of samples at 16 kHz in the first stream."""
+    return world.thread.submitted[0]._num_kept
+
+
+async def an_event_of_another_client(world: World, other: Socket) -> None:
+    other.send("input_audio_buffer.clear")
+    await world.loop.advance()
+    assert [event["type"] for event in other.sent] == ["session.created", "input_audio_buffer.cleared"]
+
+
+async def a_large_event_of_another_client(world: World, other: Socket) -> None:
+    """It is handled next, because handling an event takes memory and time."""
+    other.say(1.5)
+    other.send("input_audio_buffer.commit")
+    await world.loop.advance()
+    assert len(world.thread.submitted) == 1
+
+
+async def the_end_of_the_server(world: World, other: Socket) -> None:
+    world.loop.create_task(world.service.drain())
+
+
+async def a_failed_round(world: World, other: Socket) -> None:
+    stream = world.thread.submitted[0]
+    stream.client.fail(ServerError(500, "planted", code="round_failed"))
+
+
+@pytest.mark.parametrize(
+    "meanwhile", [an_event_of_another_client, a_large_event_of_another_client, the_end_of_the_server, a_failed_round]
+)
+def test_a_large_event_is_handled_in_parts(meanwhile: Any) -> None:
+    """Other events are handled in between, and the server stops only after the last part."""
+
+    @in_world
+    async def test(world: World) -> None:
+        world.service.limits = replace(LIMITS, slots=2, max_live_seconds=330.0)
+        (socket, _), (other, _) = await world.connect(), await world.connect()
+        seconds = MAX_LIVE_AUDIO / (2 * PCM.rate)
+        socket.say(seconds)
+        if meanwhile is not the_end_of_the_server:
+            socket.send("input_audio_buffer.commit")
+        await world.loop.advance()
+        assert 0 < samples_of(world) < seconds * 8000 and not socket.committed
+        await meanwhile(world, other)
+        for _ in range(20):
+            await world.loop.advance()
+        if meanwhile is a_failed_round:
+            assert socket.ends == ["failed"] and socket.errors == ["round_failed"] and not socket.committed
+        else:
+            assert samples_of(world) == pytest.approx(seconds * 16_000, abs=100) and not socket.errors
+            assert socket.committed == 1 and other.committed == (meanwhile is a_large_event_of_another_client)
+
+    test()
 
 
 @in_world

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculative_decoding.decoding.results import GenerationStats
-from speculative_decoding.server import realtime_session
+from speculative_decoding.server import realtime_format
 from speculative_decoding.server.errors import ServerError
-from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.limits import MAX_LIVE_AUDIO, Limits
 from speculative_decoding.server.model_names import ModelNames
-from speculative_decoding.server.realtime_format import INPUT_FIELDS, MAX_EVENT, RATE
+from speculative_decoding.server.realtime_audio import FORMATS, PCM, AudioFormat
+from speculative_decoding.server.realtime_format import INPUT_FIELDS, MAX_EVENT
 from speculative_decoding.server.realtime_session import RealtimeSession
 from speculative_decoding.speech.live.update import LiveUpdate, Piece
 from tests.support.speech import speech_model
@@ -31,8 +32,9 @@ SLOW = ServerError(429, "audio: too much", "audio", "too_much_audio")
 
 
 class Stream:
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], audio_format: AudioFormat) -> None:
         self.options = options
+        self.audio_format = audio_format
         self.pcm = b""
         self.state = "open"
 
@@ -52,10 +54,10 @@ class Client:
         assert AUDIO is not None
         self.session = RealtimeSession(self, ModelNames("tiny", ["alias"]), AUDIO, LIMITS, self.events.append)
 
-    def open(self, options: Mapping[str, Any]) -> Stream:
+    def open(self, options: Mapping[str, Any], audio_format: AudioFormat) -> Stream:
         if self.refused is not None:
             raise self.refused
-        self.streams.append(Stream(options))
+        self.streams.append(Stream(options, audio_format))
         return self.streams[-1]
 
     def append(self, stream: Stream, pcm: bytes) -> None:
@@ -124,7 +126,13 @@ BAD_SESSIONS: list[tuple[Any, str, str]] = [
     ({"hypotheses": 1}, "session.hypotheses", "invalid_value"),
     ({"audio": {"input": []}}, INPUT, "invalid_value"),
     ({"audio": {"output": {}}}, "session.audio.output", "unknown_field"),
-    ({"audio": {"input": {"format": {"type": "audio/pcmu"}}}}, f"{INPUT}.format.type", "unsupported_value"),
+    ({"audio": {"input": {"format": {"type": "audio/opus"}}}}, f"{INPUT}.format.type", "invalid_value"),
+    ({"audio": {"input": {"format": {"type": "g711_ulaw"}}}}, f"{INPUT}.format.type", "invalid_value"),
+    (
+        {"audio": {"input": {"format": {"type": "audio/pcma", "rate": 24000}}}},
+        f"{INPUT}.format.rate",
+        "unsupported_value",
+    ),
     (
         {"audio": {"input": {"format": {"type": "audio/pcm", "rate": 16000}}}},
         f"{INPUT}.format.rate",
@@ -161,7 +169,7 @@ BAD_EVENTS = [
     ('{"type": "\\ud800"}', None, "invalid_json"),
     ('{"type": 5}', "type", "unknown_event"),
     ('{"type": "response.create"}', "type", "unknown_event"),
-    ('{"type": "transcription_session.update", "session": {}}', "type", "unknown_event"),
+    ('{"type": "transcription_session.update"}', "session", "missing_field"),
     ('{"type": "input_audio_buffer.append"}', "audio", "missing_field"),
     ('{"type": "input_audio_buffer.append", "audio": 5}', "audio", "invalid_value"),
     ('{"type": "input_audio_buffer.append", "audio": "AAA"}', "audio", "invalid_value"),
@@ -194,20 +202,120 @@ LARGE_EVENTS = {
 @pytest.mark.parametrize("text", LARGE_EVENTS.values(), ids=LARGE_EVENTS)
 def test_a_large_event_is_refused_before_it_is_parsed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client()
-    monkeypatch.setattr(realtime_session, "parse_json", lambda *_: pytest.fail("parsed"))
+    monkeypatch.setattr(realtime_format, "parse_json", lambda *_: pytest.fail("parsed"))
     client.session.receive(text)
     (event,) = client.events
     assert event["error"]["code"] == "event_too_large" and len(json.dumps(event)) < 400
 
 
-@pytest.mark.parametrize("escaped", ["/", "\\/"], ids=["plain", "escaped"])
+@pytest.mark.parametrize("escaped", ["/", "\\/", "\\u002f"])
 @pytest.mark.parametrize("template", ['{"type": "%s", "audio": "%s"}', '{"audio" : "%s", "type": "%s"}'])
-def test_audio_may_be_large(template: str, escaped: str) -> None:
+@pytest.mark.parametrize("seconds", [0.01, 3])
+def test_audio_may_be_large(template: str, escaped: str, seconds: float) -> None:
     client = Client()
-    audio = base64.b64encode(SECOND * 3).decode().replace("A", "/")
+    audio = base64.b64encode(bytes(int(seconds * 48_000))).decode().replace("A", "/")
     values = ("input_audio_buffer.append", audio.replace("/", escaped))
     client.session.receive(template % (values if template.startswith('{"type') else values[::-1]))
     assert client.events == [] and client.streams[0].pcm == base64.b64decode(audio)
+
+
+def test_audio_is_limited_as_in_openais_api() -> None:
+    client = Client()
+    assert client.say(bytes(MAX_LIVE_AUDIO)) == [] and len(client.streams[0].pcm) == MAX_LIVE_AUDIO
+    (event,) = client.say(bytes(MAX_LIVE_AUDIO + 2))
+    assert event["error"]["param"] == "audio" and f"at most {MAX_LIVE_AUDIO}" in event["error"]["message"]
+    assert len(client.streams[0].pcm) == MAX_LIVE_AUDIO
+
+
+# Each has a large string named "audio", but is not an event with audio that can be used
+NOT_AUDIO = [
+    ('{"type": "session.update", "session": {"audio": "%s"}}', None, "event_too_large"),
+    ('{"type": "input_audio_buffer.append", "audio": "", "x": {"audio": "%s"}}', None, "event_too_large"),
+    ('{"x": {"audio": "%s"}, "type": "input_audio_buffer.append", "audio": ""}', "x", "unknown_field"),
+    ('{"type": "input_audio_buffer.commit", "audio": "%s"}', "audio", "unknown_field"),
+    ('{"type": "input_audio_buffer.append", "audio": "%s\\"}', None, "invalid_json"),
+    ('{"type": "input_audio_buffer.append", "audio": "%s\\x"}', None, "invalid_json"),
+    ('{"type": "input_audio_buffer.append", "audio": "%s\\ud800"}', None, "invalid_json"),
+    ('{"type": "input_audio_buffer.append", "audio": "%s", "audio": ""}', None, "invalid_json"),
+    ('{"type": "input_audio_buffer.append", "audio": "%sA"}', "audio", "invalid_value"),
+    ('[{"audio": "%s"}]', None, "invalid_json"),
+]
+
+
+@pytest.mark.parametrize(("template", "param", "code"), NOT_AUDIO)
+def test_only_the_audio_of_an_append_event_may_be_large(template: str, param: str | None, code: str) -> None:
+    client = Client()
+    client.session.receive(template % BASE64)
+    (event,) = client.events
+    assert (event["error"]["code"], event["error"]["param"]) == (code, param) and not client.streams
+    assert len(json.dumps(event)) < 500 and event_types(client.update()) == ["session.updated"]
+
+
+@pytest.mark.parametrize("audio_format", FORMATS, ids=lambda each: each.name)
+@pytest.mark.parametrize("is_older", [False, True], ids=["current", "beta"])
+def test_a_session_has_the_audio_format_of_its_last_update(audio_format: AudioFormat, is_older: bool) -> None:
+    client = Client()
+    size = round(0.1 * audio_format.rate) * audio_format.bytes_per_sample
+    if is_older:
+        session = {"input_audio_format": audio_format.older_name, "input_audio_transcription": {"language": "German"}}
+        (event,) = client.send("transcription_session.update", session=session)
+        assert event["type"] == "transcription_session.updated"
+        assert event["session"]["input_audio_format"] == audio_format.older_name
+        assert event["session"]["input_audio_transcription"]["language"] == "de"
+    else:
+        (event,) = client.update(audio={"input": {"format": {"type": audio_format.name}}})
+        assert event["session"]["audio"]["input"]["format"]["type"] == audio_format.name
+        client.update(audio={"input": {"format": {"rate": audio_format.rate}}})
+    client.say(bytes(size - audio_format.bytes_per_sample))
+    assert client.commit()[0]["error"]["code"] == "input_audio_buffer_commit_empty"
+    client.say(bytes(audio_format.bytes_per_sample))
+    assert event_types(client.commit())[0] == "input_audio_buffer.committed"
+    (stream,) = client.streams
+    assert stream.audio_format is audio_format and len(stream.pcm) == size
+    assert client.hear(last=True)[-1]["usage"]["seconds"] == pytest.approx(0.1)
+    client.say(b"\0")  # half a sample of PCM
+    assert (client.events[-1]["type"] == "error") is (audio_format is PCM)
+
+
+def test_the_format_does_not_change_within_an_item() -> None:
+    client = Client()
+    telephone = {"input": {"format": {"type": "audio/pcmu"}}}
+    client.say()
+    before = client.update(audio={"input": {"format": {"type": "audio/pcm", "rate": 24000}}})[0]["session"]
+    for sent in ({"audio": telephone}, {"audio": telephone, "hypotheses": True}):
+        (event,) = client.update(**sent)
+        assert (
+            event["error"]["param"] == f"{INPUT}.format.type" and "send a commit or clear" in event["error"]["message"]
+        )
+    (event,) = client.send("transcription_session.update", session={"input_audio_format": "g711_alaw"})
+    assert event["error"]["param"] == "session.input_audio_format"
+    assert client.update()[0]["session"] == before
+    client.commit()
+    assert client.update(audio=telephone)[0]["session"]["audio"]["input"]["format"] == {"type": "audio/pcmu"}
+    client.say()
+    assert [stream.audio_format.name for stream in client.streams] == ["audio/pcm", "audio/pcmu"]
+
+
+BAD_OLDER_SESSIONS: list[tuple[Any, str, str]] = [
+    ({"input_audio_format": "audio/pcmu"}, "session.input_audio_format", "invalid_value"),
+    ({"input_audio_transcription": {"language": "xx"}}, "session.input_audio_transcription.language", "invalid_value"),
+    ({"input_audio_transcription": {"model": "gpt"}}, "session.input_audio_transcription.model", "model_not_found"),
+    ({"turn_detection": {"type": "server_vad"}}, "session.turn_detection", "unsupported_value"),
+    (
+        {"input_audio_noise_reduction": {"type": "near_field"}},
+        "session.input_audio_noise_reduction",
+        "unsupported_value",
+    ),
+    ({"type": "transcription"}, "session.type", "unknown_field"),
+    ({"modalities": ["video"]}, "session.modalities", "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(("session", "param", "code"), BAD_OLDER_SESSIONS)
+def test_errors_in_the_older_form_name_its_fields(session: Any, param: str, code: str) -> None:
+    (event,) = Client().send("transcription_session.update", session=session)
+    assert (event["error"]["param"], event["error"]["code"]) == (param, code)
+    assert event["error"]["message"].startswith(param)
 
 
 @pytest.mark.parametrize(("text", "param", "code"), BAD_EVENTS, ids=lambda value: str(value)[:50])
@@ -307,7 +415,14 @@ NAMES = [
     *("type", "session", "audio", "input", "rate", *INPUT_FIELDS),
     *("language", "delay", "keywords", "languages"),
 ]
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(["de", RATE])
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=9)
+    | st.sampled_from(["de", PCM.rate, "audio/pcma"])
+)
 JSON = st.recursive(
     SCALARS,
     lambda inner: (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import struct
+from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
@@ -143,6 +144,101 @@ async def test_many_messages_of_a_client_do_not_delay_those_of_another(net: Net)
     for _ in range(10):
         await asyncio.sleep(0)
     assert other.received.endswith(b"\x81\x01b") and busy.received.count(b"\x81\x01a") < 20
+
+
+MIB = 1 << 20
+LARGE = replace(LIMITS, connections=20, per_address=9, message=3 * MIB, large_messages=4 * MIB)
+
+
+async def send_all(net: Net, client: Client, data: bytes) -> None:
+    """Send many bytes, and wait until the server has read them."""
+    client.received = b""
+    client.receive(data)
+    while client._unread and not client.is_lost:
+        await net.loop.advance()
+    await net.loop.advance()
+
+
+LARGEST = frame(b"a" * LARGE.message)
+
+
+def begun(size: int) -> bytes:
+    """Return the beginning of the largest frame, with `size` bytes of its message."""
+    return LARGEST[: 14 + size]
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_a_large_message_arrives_and_uses_memory_only_until_then(fragments: int) -> None:
+    async def test(net: Net) -> None:
+        client = await opened(net)
+        size = LARGE.message // fragments
+        for number in range(fragments):
+            opcode = Opcode.CONT if number else Opcode.TEXT
+            sent = frame(b"a" * size, opcode, fin=number == fragments - 1)
+            await send_all(net, client, sent[:-1])
+            assert max(0, (number + 1) * size - 1 - MIB) <= net.socket_memory <= (number + 1) * size
+            await send_all(net, client, sent[-1:])
+        assert net.socket_memory == 0 and client.received.count(b"a") == fragments * size
+        await send_all(net, client, frame(b"a" * (LARGE.message + 1))[:14])
+        assert client.close_code == 1009 and net.socket_memory == 0
+        await net.loop.advance(LIMITS.seconds + 1)
+        await require_released(net)
+
+    property_test(test, LARGE)()
+
+
+@pytest.mark.parametrize("end", ["abort", "the rest", "a failure", "stop"])
+def test_a_client_shares_the_memory_for_large_messages(end: str) -> None:
+    """A message up to 1 MiB needs none. A client may use as much as then remains free; its others are refused."""
+
+    async def test(net: Net) -> None:
+        large = [await opened(net) for _ in range(2)]
+        for client in large:
+            await send_all(net, client, begun(2 * MIB - 100))
+            assert client.close_code is None
+        refused, small = await opened(net), await opened(net)
+        await send_all(net, refused, begun(MIB + 1))
+        assert refused.close_code == 1013 and net.socket_memory == 2 * MIB
+        await send_all(net, small, begun(MIB - 100))
+        other = await opened(net, "10.0.0.8")
+        await send_all(net, other, begun(2 * MIB - 100))
+        assert small.close_code is other.close_code is None and net.socket_memory == 3 * MIB
+        if end == "abort":
+            for client in large:
+                client.abort()
+        elif end == "the rest":
+            large[0].abort()
+            other.abort()
+            await net.loop.advance()
+            await send_all(net, large[1], LARGEST[len(begun(2 * MIB - 100)) :])
+            assert large[1].received.count(b"a") == LARGE.message
+        elif end == "stop":
+            for connection in list(net.state.connections):
+                connection.shutdown()
+        else:
+            for client in large:
+                client._protocol._fail(1008, "planted")
+                assert client.close_code == 1008
+        await net.loop.advance()
+        assert net.socket_memory == (MIB if end in ("abort", "a failure") else 0)
+        for client in (*large, refused, small, other):
+            client.abort()
+        await require_released(net)
+        assert net.socket_memory == 0
+
+    property_test(test, LARGE)()
+
+
+@property_test
+async def test_a_large_message_for_a_closing_socket_is_discarded(net: Net) -> None:
+    client = await opened(net)
+    await client.send(frame(b"close") + frame(b"b"))
+    assert client.close_code == 1000
+    await client.send(frame(b"a" * LIMITS.message))
+    assert net.socket_memory == 0 and not client.is_lost
+    await client.send(frame(struct.pack("!H", 1000), Opcode.CLOSE))
+    await net.loop.advance(LIMITS.seconds + 1)
+    await require_released(net)
 
 
 @pytest.mark.parametrize("opcode", [Opcode.PING, Opcode.PONG])

@@ -134,6 +134,14 @@ def test_verbose_json_has_the_fields_of_openai(client: openai.OpenAI, granularit
     assert bool(words) == ("word" in granularities)
 
 
+@pytest.mark.parametrize("name", ["DE", "german", "German", "<|de|>"])
+def test_a_language_may_be_named(server: Serving, name: str) -> None:
+    """The name in `verbose_json` is therefore also accepted."""
+    found = post(server, language=name, response_format="verbose_json").json()
+    assert found["language"] == "german"
+    assert found["text"] == post(server, language="de", response_format="verbose_json").json()["text"]
+
+
 def test_translations_and_options(client: openai.OpenAI) -> None:
     found = client.audio.translations.create(
         model=MODEL, file=file(2), prompt="ab", response_format="verbose_json", extra_body=form({})

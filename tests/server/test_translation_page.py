@@ -74,11 +74,11 @@ def choices(page: Any, select: str) -> list[str]:
 
 
 def targets_by_name(server: Serving) -> dict[str, list[str]]:
-    """Return the names of each source's targets, sorted."""
+    """Return the names of each source's targets, sorted, without the source itself."""
     with server.client() as client:
         listed = client.get("/languages").json()
-    names = {"fr": "French"} | {each["code"]: each["name"] for each in listed}
-    return {each["name"]: sorted(names[code] for code in each["targets"]) for each in listed}
+    names = {each["code"]: each["name"] for each in listed}
+    return {each["name"]: sorted({names[code] for code in each["targets"]} - {each["name"]}) for each in listed}
 
 
 def findings(page: Any, mode: str) -> list[str]:

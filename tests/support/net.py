@@ -20,7 +20,9 @@ from speculative_decoding.server.service import Service
 from tests.support.frames import UPGRADE, frame
 from tests.support.waiting import ManualLoop, run_manually
 
-LIMITS = ConnectionLimits(connections=5, per_address=3, seconds=10.0, refused_bytes=100_000)
+LIMITS = ConnectionLimits(
+    connections=5, per_address=3, seconds=10.0, refused_bytes=100_000, message=3_690, large_messages=50_000
+)
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BUFFER = 1 << 16  # bytes that a transport keeps for a client before it pauses the server
 
@@ -139,7 +141,13 @@ class Client(asyncio.Transport):
 class Net:
     """A server without real sockets. Requests for /endless are never answered; /echo is a WebSocket."""
 
-    def __init__(self, loop: Any, trusted: tuple[str, ...] = (), token: str | None = None) -> None:
+    def __init__(
+        self,
+        loop: Any,
+        trusted: tuple[str, ...] = (),
+        token: str | None = None,
+        limits: ConnectionLimits = LIMITS,
+    ) -> None:
         thread: Any = SimpleNamespace(decoding=0, waiting=0)
         service = Service(thread, Limits(max_body=2000, max_connections=3), Metrics())
         service.state = "ready"
@@ -152,7 +160,7 @@ class Net:
 
         app.routes.extend([Route("/endless", endless), WebSocketRoute("/echo", echo)])
         self.app = app
-        self.server = make_server(app, service, trusted, LIMITS)
+        self.server = make_server(app, service, trusted, limits)
         self.server.config.load()
         self.loop = loop
         self.state = self.server.server_state
@@ -161,6 +169,11 @@ class Net:
     @property
     def per_address(self) -> Any:
         return self.server.config.http.args[2]  # type: ignore[union-attr]
+
+    @property
+    def socket_memory(self) -> int:
+        """The size of the shared memory that large messages use."""
+        return self.server.config.http.args[5].used  # type: ignore[union-attr]
 
     @property
     def metrics(self) -> str:
@@ -193,10 +206,12 @@ async def echo(socket: WebSocket) -> None:
         await socket.send_text("a" * int(text[5:]) if text.startswith("send ") else text)
 
 
-def property_test(test: Callable[[Net], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+def property_test(
+    test: Callable[[Net], Coroutine[Any, Any, None]], limits: ConnectionLimits = LIMITS
+) -> Callable[[], None]:
     def run() -> None:
         async def start(loop: ManualLoop) -> None:
-            net = Net(loop)
+            net = Net(loop, limits=limits)
             await test(net)
             for task in [*net.state.tasks]:
                 task.cancel()

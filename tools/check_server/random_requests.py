@@ -15,7 +15,7 @@ from benchmarks.server_process import wait_for
 from speculative_decoding import Session
 from speculative_decoding.documents.formats import FORMATS
 from speculative_decoding.sampling.options import option_specs
-from speculative_decoding.server.bodies import is_libretranslate
+from speculative_decoding.server.bodies import is_openai
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.speech.options import transcription_specs
 from tests.support.serving import GRAMMAR, Serving, serving
@@ -199,7 +199,7 @@ def check(response: httpx.Response, path: str, content: bytes) -> None:
     assert response.status_code < 500 and "Traceback" not in response.text, details
     if response.status_code != 200:
         error = response.json()["error"]
-        message = error if is_libretranslate(path) else error["message"]
+        message = error["message"] if is_openai(path) else error
         assert message and message.isprintable() and "speculative_decoding/" not in message, details
     elif response.headers["content-type"].startswith("text/event-stream"):
         assert response.text.endswith("data: [DONE]\n\n"), details
