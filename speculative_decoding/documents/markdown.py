@@ -12,18 +12,21 @@ from array import array
 from collections.abc import Iterable, Iterator
 
 from markdown_it import MarkdownIt
-from markdown_it.rules_block import StateBlock, reference
+from markdown_it.rules_block import StateBlock
 from markdown_it.token import Token as Event
 
+from .markdown_blocks import HTML as HTML_TAG
 from .markdown_blocks import TITLE, add_rules
-from .markdown_inline import Content, Span, inline_parts
+from .markdown_inline import CELL, HTML, LINES, PLAIN, Content, Span, inline_parts
+from .markdown_templates import ATTRIBUTES
+from .markdown_templates import PLAIN as PLAIN_TAG
 from .options import DocumentOptions
 from .tokens import Literal, Part
 
 MAX_DEPTH = 100  # nesting depth of lists and quotes; deeper lines are copied
 FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?![ \t]*\n)(?:.*\n)*?(?:\1|\.\.\.)[ \t]*(?:\n|\Z)")
 CELL_END = re.compile(r"(?<!\\)\|")
-LINES, CELL = 0, 1
+TYPES = {TITLE: LINES, PLAIN_TAG: PLAIN, HTML_TAG: HTML}  # tag of the event after a text -> type of content
 
 
 def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
@@ -48,15 +51,8 @@ def too_deep(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     return True
 
 
-def definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """A rule for link reference definitions that leaves footnotes to the paragraph rule, even footnotes of one word."""
-    is_footnote = state.src.startswith("[^", state.bMarks[start] + state.tShift[start])
-    return not is_footnote and reference(state, start, end, silent)
-
-
 def block_parser() -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"maxNesting": MAX_DEPTH + 10}).enable("table")
-    parser.block.ruler.at("reference", definition)
     parser.block.ruler.before("table", "too_deep", too_deep)
     add_rules(parser)
     return parser
@@ -96,7 +92,9 @@ class Outline(StateBlock):
             index += 2 * count
             spans = list(zip(borders[::2], borders[1::2], strict=True))
             is_cell = content_type == CELL
-            yield Content.of_cell(text, spans[0], line) if is_cell else Content.of_lines(text, spans, line)
+            yield (
+                Content.of_cell(text, spans[0], line) if is_cell else Content.of_lines(text, spans, line, content_type)
+            )
 
     def push(self, ttype: str, tag: str, nesting: int) -> Event:
         """Begin an event, and record the position of the previous event, which is now complete."""
@@ -108,9 +106,9 @@ class Outline(StateBlock):
     def _record(self, inline: Event, tag: str) -> None:
         assert inline.map is not None
         first, last = inline.map
-        if tag == TITLE:
+        if tag in TYPES:
             start = inline.meta["start"]
-            self._recorded.extend([first + 1, LINES, 1, start, start + len(inline.content)])
+            self._recorded.extend([first + 1, TYPES[tag], 1, start, start + len(inline.content)])
             return
         if tag in ("td", "th"):
             if (cell := self._cell(inline)) is not None:
@@ -148,6 +146,5 @@ class Outline(StateBlock):
 def without_attributes(text: str, tag: str) -> str:
     """Return the text of a heading without attributes such as "{#name .class}" at its end."""
     start = text.rfind("{")
-    if tag == "p" or not text.endswith("}") or text[start + 1 : start + 2] not in ("#", "."):
-        return text
-    return text[:start].rstrip()
+    is_heading = tag != "p" and start >= 0 and ATTRIBUTES.fullmatch(text, start) is not None
+    return text[:start].rstrip() if is_heading else text

@@ -4,41 +4,39 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from html import unescape
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-from markdown_it import MarkdownIt
-from markdown_it import rules_inline as rules
 from markdown_it.common.html_blocks import block_names
-from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token as Event
 
 from ..errors import InputError, Message
-from .code_patterns import CODE_PATTERNS
+from .findings import COPIED, SHOWN, Finding
+from .html import Reader
 from .layout import line_break_text
-from .markdown_writing import writers_of
+from .markdown_inline_rules import inline_parser
+from .markdown_templates import WORDS, is_component
+from .markdown_writing import attribute_writer, writers_of
+from .splitting import needs_decoding
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, line_ends
 
 Span = tuple[int, int]  # of the document: (start, end)
 
 MAX_MARKS = 1 << 17  # characters in a block that could be markup; markdown-it-py needs up to 1 kB for each
-MARKS = "\n!&*<[\\]_`~"
-# At the start of a block: a task's checkbox, a footnote's label, or a GitHub alert. At the start of a line: the marker
-# of a definition or an abbreviation ("*[HTML]: "), or the first or last line of a container (":::: note")
-CONTAINER = r"(?:(?::{3}[^\n]*(?:\n|$))+|:[ \t]+|\*\[[^\[\]\n]{1,60}\]:[ \t]+|\[\^[^\]\s]{1,100}\]:[ \t]*)"
-MARKER = re.compile(rf"\n{CONTAINER}")
-FIRST_MARKER = re.compile(rf"\[[^\[\]^]\][ \t]+|\[![A-Za-z]+\][ \t]*(?:\n|$)|{CONTAINER}")
-FORMULA = CODE_PATTERNS["formula"][1]
-FOOTNOTE = re.compile(r"\[\^[^\]\s]{1,100}\]")
-TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9-]*)")
+MARKS = "\n!#&*+<=[\\]^_`{~"
+TAG = re.compile(r"</?([A-Za-z][\w.-]*)")
 VOID = frozenset(["area", "embed", "img", "input", "wbr"])  # without an end tag
 BETWEEN_BLOCKS = frozenset([*block_names, "script", "pre", "style", "textarea", "br"])
 CODE = frozenset(["code", "kbd", "samp", "tt", "var"])
-ENDING = {"newline": rules.newline, "escape": rules.escape, "backticks": rules.backtick, "link": rules.link}
-WHOLE = {"image": rules.image, "autolink": rules.autolink, "html_inline": rules.html_inline}
 UNTRANSLATED = re.compile(r"""\stranslate\s*=\s*["']?no\b""", re.IGNORECASE)
+# The title at the end of a link or an image
+TITLE = re.compile(r"""\][(\[].*?[\s>](?:"(?P<a>[^"\n]+)"|'(?P<b>[^'\n]+)'|\((?P<c>[^()\n]+)\))\s*\)""", re.DOTALL)
+MARKDOWN = re.compile(r"```|~~~|\]\(|\]\[|\]:|\*\*|\{:|^\s*(?:[-*+]|\d+\.)\s")  # in HTML: some programs read it
+REFERENCE = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z][A-Za-z\d]{1,31});|\\[!-/:-@\[-`{-~]")
+LINES, CELL, PLAIN, HTML = range(4)  # types of content
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Content:
         positions: The position of each segment in the document.
         end: The end of the content in the document.
         line: The number of the block's first line, from 1.
-        in_cell: Whether the block is a table cell.
+        type: How the content is parsed: as a paragraph or heading, a table cell, plain text, or HTML.
     """
 
     text: str
@@ -61,17 +59,17 @@ class Content:
     positions: Sequence[int]
     end: int
     line: int
-    in_cell: bool = False
+    type: int = LINES
 
     @classmethod
-    def of_lines(cls, text: str, spans: Sequence[Span], line: int) -> Content:
-        """Return the content of a paragraph or heading, given the spans of its lines."""
+    def of_lines(cls, text: str, spans: Sequence[Span], line: int, type: int = LINES) -> Content:
+        """Return the content of a block that is no cell, given the spans of its lines."""
         starts, lines, size = [], [], 0
         for start, end in spans:
             starts.append(size)
             lines.append(text[start:end].removesuffix("\r"))
             size += len(lines[-1]) + 1
-        return cls(text, "\n".join(lines), starts, [start for start, _ in spans], spans[-1][1], line)
+        return cls(text, "\n".join(lines), starts, [start for start, _ in spans], spans[-1][1], line, type)
 
     @classmethod
     def of_cell(cls, text: str, span: Span, line: int) -> Content:
@@ -84,7 +82,7 @@ class Content:
             starts += [size, size + 1]
             positions += [position, position + 2]
             size += len(part) + 1
-        return cls(text, "|".join(parts), starts, positions, end, line, in_cell=True)
+        return cls(text, "|".join(parts), starts, positions, end, line, CELL)
 
     @property
     def start(self) -> int:
@@ -107,76 +105,6 @@ class Content:
         return pairwise([start, *self.starts[first:last], end])
 
 
-def inline_parser() -> MarkdownIt:
-    """Return a parser for inline markup. Events have meta["end"] unless their markup determines where they end."""
-    parser = MarkdownIt("commonmark").enable("strikethrough")
-    for name, rule in ENDING.items():
-        parser.inline.ruler.at(name, with_end(rule))
-    for name, rule in WHOLE.items():
-        parser.inline.ruler.at(name, as_one(rule, name))
-    parser.inline.ruler.before("newline", "marker", as_one(marker, "marker"))
-    parser.inline.ruler.before("escape", "formula", as_one(formula, "formula"))
-    parser.inline.ruler.before("link", "footnote", as_one(footnote, "footnote"))
-    parser.inline.ruler.before("html_inline", "comment", as_one(comment, "html_inline"))
-    return parser
-
-
-def with_end(rule: Any) -> Any:
-    """Wrap a rule so that it records where its last event ends."""
-
-    def recording(state: StateInline, silent: bool) -> bool:
-        count = len(state.tokens)
-        found = bool(rule(state, silent))
-        if found and len(state.tokens) > count:
-            state.tokens[-1].meta["end"] = state.pos
-        return found
-
-    return recording
-
-
-def as_one(rule: Any, name: str) -> Any:
-    """Return a rule that emits one event without content for each match of another rule."""
-
-    def emitting(state: StateInline, silent: bool) -> bool:
-        if not rule(state, True):
-            return False
-        if not silent:
-            state.push(name, "", 0).meta["end"] = state.pos
-        return True
-
-    return emitting
-
-
-def marker(state: StateInline, silent: bool) -> bool:
-    pattern = FIRST_MARKER if state.pos == 0 else MARKER
-    if state.src[state.pos] not in "[:*\n" or state.level or not (found := pattern.match(state.src, state.pos)):
-        return False
-    state.pos = found.end()
-    return True
-
-
-def formula(state: StateInline, silent: bool) -> bool:
-    if state.src[state.pos] not in "$\\" or not (found := FORMULA.match(state.src, state.pos, state.posMax)):
-        return False
-    state.pos = found.end()
-    return True
-
-
-def footnote(state: StateInline, silent: bool) -> bool:
-    if not (found := FOOTNOTE.match(state.src, state.pos, state.posMax)):
-        return False
-    state.pos = found.end()
-    return True
-
-
-def comment(state: StateInline, silent: bool) -> bool:
-    """Match a comment as in CommonMark 0.31. markdown-it-py's pattern takes quadratic time for "<!--<!--...--->"."""
-    if not state.src.startswith("<!--", state.pos) or state.html_terminator_last("-->") < state.pos + 4:
-        return False
-    state.pos = state.src.index("-->", state.pos + 4) + 3
-    return True
-
-
 PARSER = inline_parser()
 
 
@@ -185,23 +113,39 @@ def inline_parts(content: Content, env: MutableMapping[str, Any]) -> Iterator[Li
 
     env: The link reference definitions of the document, as markdown-it-py stores them.
     """
+    if content.type == PLAIN:
+        yield plain_block(content.content, content.line, content.text[content.start - 1])
+        return
+    if content.type == HTML:
+        yield from html_parts(content)
+        return
     if sum(content.content.count(mark) for mark in MARKS) > MAX_MARKS:
         problem = f"line {content.line}: a paragraph has more than {MAX_MARKS:,} characters of markup"
         raise InputError(problem, way_out=Message("divide it, or set {format} to text"))
-    parts = single_spaced(Inline(content, env).without_kept())
+    parts = single_spaced(separated([*Inline(content, env).without_kept()], content.line))
     line = content.line
     tokens: list[Token] = []
     for part in [*parts, None]:
-        if part is not None and not isinstance(part, Literal):
+        if part is not None and not isinstance(part, Literal | Block):
             tokens.append(part)
             continue
         if tokens:
-            yield Block(tokens, line, *writers_of(tokens, content.in_cell))
+            yield Block(tokens, line, *writers_of(tokens, content.type == CELL))
             line += sum(line_ends(token.raw) for token in tokens)
             tokens = []
         if part is not None:
             yield part
             line += line_ends(part.raw)
+
+
+def html_parts(content: Content) -> Iterator[Literal | Block]:
+    """Yield the parts of an HTML block. Markdown within it, and a block with attributes in braces, is copied."""
+    raw = content.text[content.start : content.end]
+    for part in [Literal(raw)] if "={" in raw else Reader(raw).parts():
+        if isinstance(part, Literal) or MARKDOWN.search(part.raw):
+            yield Literal(part.raw)
+        else:
+            yield replace(part, line=content.line + part.line - 1)
 
 
 class Inline:
@@ -232,11 +176,13 @@ class Inline:
                 self.parts.append(Point(raw) if event.content in "\t\n\r" else Text(event.content, raw))
             case "code_inline":
                 self.parts.append(kept(event.content, raw))
-            case "formula":
+            case "formula" | "template":
                 self.parts.append(Kept(raw, raw))
+            case "attributes":
+                self._add_attributes(raw)
             case "autolink":
                 self.parts.append(Kept(raw[1:-1], raw))
-            case "image" | "footnote":
+            case "footnote" | "note":
                 self.parts.append(Point(raw))
             case "softbreak":
                 text = line_break_text(
@@ -248,19 +194,29 @@ class Inline:
             case "html_inline":
                 self._add_html(raw)
             case _ if event.nesting > 0:
-                self._open(raw, "", is_link=raw == "[")
+                self._open(raw, "", is_link=raw[0] in "[!{")
             case _:
                 self._drop_unclosed()
                 self._close(raw, is_kept=raw in ("]", "][]"))  # the link's text identifies its target
 
+    def _add_attributes(self, raw: str) -> None:
+        """Add a list of attributes, which belongs to the markup before it."""
+        last = self.parts[-1] if self.parts else None
+        if isinstance(last, Close | Kept | Point):
+            self.parts[-1] = replace(last, raw=last.raw + raw)
+        else:
+            self.parts.append(Point(raw))
+
     def _add_html(self, raw: str) -> None:
-        """Add an HTML tag, comment or similar construct. A construct that may begin an HTML block ends the sentence."""
+        """Add a tag, comment or similar construct. A construct that may begin an HTML block ends the sentence."""
         found = TAG.match(raw)
-        name = found[1].lower() if found else ""
+        name = found[1] if found else ""
+        is_program = name != "" and is_component(name)
+        name = name if is_program else name.lower()
         if not name or name in BETWEEN_BLOCKS:
             self.parts.append(Literal(raw))
         elif raw[1] != "/" and not raw.endswith("/>") and name not in VOID:
-            self._open(raw, name, is_link=name == "a")
+            self._open(raw, name, is_link=is_program or name == "a")
         elif raw[1] == "/" and self._opened and self._opened[-1][1] == name:
             opening = self.parts[self._opened[-1][0]].raw
             self._close(raw, is_kept=name in CODE or UNTRANSLATED.search(opening) is not None)
@@ -294,13 +250,109 @@ class Inline:
             index = end
 
 
+def separated(parts: Sequence[Literal | Token], line: int) -> Iterator[Literal | Token | Block]:
+    """Yield parts with the descriptions of images, and the titles of images and links, as blocks of their own.
+
+    An image is no part of a sentence if its line, or the block before it or after it, has no other words. Titles are
+    decoded in such images, and in links without other words in their block. Other titles are copied, with a finding.
+    """
+    closings = {part.number: index for index, part in enumerate(parts) if isinstance(part, Close)}
+    spans = [
+        (index, closings[part.number], part.raw == "![")
+        for index, part in enumerate(parts)
+        if isinstance(part, Open) and part.number in closings and part.raw in ("![", "[")
+    ]
+    described = {index for start, end, is_image in spans if is_image for index in range(start, end)}
+    before = words_before(parts, described)
+    after = words_before(parts[::-1], {len(parts) - 1 - index for index in described})[::-1]
+    changed: dict[int, list[Literal | Token | Block]] = {}
+    merged = 0  # the end of the last image without words
+    for start, end, is_image in spans:
+        if start < merged:
+            continue
+        whole = parts[start : end + 1]
+        text = "".join(part.text for part in whole if not isinstance(part, Literal))
+        raw = parts[end].raw
+        titles = [span for span in title_spans(raw) if needs_decoding(raw[slice(*span)])]
+        is_separate = not (before[start].in_block and after[end].in_block)
+        if is_image:
+            is_separate |= not (before[start].in_line or after[end].in_line)
+        else:
+            is_separate = bool(titles) and not (before[start].in_block or after[end].in_block)
+        if is_separate and (titles or needs_decoding(text)):
+            changed[start] = [Literal(parts[start].raw)]
+            changed[end] = [*closing_parts(raw, titles, line)]
+            continue
+        for first, last in titles:
+            yield Literal("", finding=Finding(line, COPIED, raw[first:last][:SHOWN]))
+        if is_image and not needs_decoding(text):
+            merged = end + 1
+            changed |= {index: [] for index in range(start, merged)}
+            changed[start] = [Point("".join(part.raw for part in whole))]
+    for index, part in enumerate(parts):
+        yield from changed.get(index, [part])
+
+
+def title_spans(raw: str) -> list[Span]:
+    """Return the spans of the title, and of attributes with words, in the end of a link or an image."""
+    title = TITLE.match(raw)
+    found = [title.span(title.lastgroup or 0)] if title else []
+    return found + [words.span("words") for words in WORDS.finditer(raw, title.end() if title else 0)]
+
+
+def closing_parts(raw: str, titles: Iterable[Span], line: int) -> Iterator[Literal | Block]:
+    """Yield the end of a link or an image, with its titles as blocks."""
+    position = 0
+    for start, end in titles:
+        yield Literal(raw[position:start])
+        yield plain_block(raw[start:end], line, raw[start - 1])
+        position = end
+    yield Literal(raw[position:])
+
+
+def plain_block(raw: str, line: int, quote: str) -> Block:
+    """Return a block for text without markup between quotation marks or parentheses."""
+    tokens: list[Token] = []
+    position = 0
+    for found in REFERENCE.finditer(raw):
+        before, reference = raw[position : found.start()], found[0]
+        tokens += [Text(before, before)] if before else []
+        tokens.append(Text(unescape(reference) if reference[0] == "&" else reference[1:], reference))
+        position = found.end()
+    rest = raw[position:]
+    tokens += [Text(rest, rest)] if rest else []
+    return Block(tokens, line, attribute_writer(quote))
+
+
+class Words(NamedTuple):
+    """Whether there are words before a part: in its line, and in its block."""
+
+    in_line: bool = False
+    in_block: bool = False
+
+
+def words_before(parts: Iterable[Literal | Token], described: Collection[int]) -> list[Words]:
+    """Return the words before each part. described: the indices of parts that do not count."""
+    found: list[Words] = []
+    words = Words()
+    for index, part in enumerate(parts):
+        found.append(words)
+        if isinstance(part, Literal):
+            words = Words()
+        elif isinstance(part, Break):
+            words = Words(False, words.in_block)
+        elif index not in described and any(map(str.isalnum, part.text)):
+            words = Words(True, True)
+    return found
+
+
 def kept(text: str, raw: str) -> Kept | Point:
     return Kept(text, raw) if text.strip() else Point(raw)
 
 
-def single_spaced(parts: Iterable[Literal | Token]) -> list[Literal | Token]:
+def single_spaced(parts: Iterable[Literal | Token | Block]) -> list[Literal | Token | Block]:
     """Turn white space that follows other white space into points, as around an image or at the end of a line."""
-    found: list[Literal | Token] = []
+    found: list[Literal | Token | Block] = []
     starts_line = after_space = True
     for part in parts:
         if isinstance(part, Break) and starts_line:
@@ -311,19 +363,19 @@ def single_spaced(parts: Iterable[Literal | Token]) -> list[Literal | Token]:
             rest = part.text.lstrip()
             found += [Point(each) for each in [part.text[: len(part.text) - len(rest)]] if each]
             part = Text(rest, rest)
-        if part.raw:
+        if part.raw or (isinstance(part, Literal) and part.finding):
             found.append(part)
-        if isinstance(part, Literal | Break):
+        if isinstance(part, Literal | Block | Break):
             starts_line = after_space = True
         elif part.text:
             starts_line, after_space = False, part.text[-1].isspace()
     return found
 
 
-def end_without_space(parts: list[Literal | Token]) -> None:
+def end_without_space(parts: list[Literal | Token | Block]) -> None:
     """Turn white space at the end of the text into a point."""
     index = len(parts) - 1
-    while index >= 0 and not isinstance(last := parts[index], Literal) and not last.text:
+    while index >= 0 and not isinstance(last := parts[index], Literal | Block) and not last.text:
         index -= 1
     if index >= 0 and isinstance(last, Text) and last.raw == last.text and last.text[-1].isspace():
         rest = last.text.rstrip()
