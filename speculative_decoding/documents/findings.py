@@ -19,6 +19,7 @@ SPLIT = "split"  # the piece was longer than the model allows
 FAILED = "failed"  # the piece could not be decoded, and was copied
 COPIED = "copied"  # text that was copied, because it is malformed or is not natural language
 PARTS = "parts"  # the output was assembled from outputs for parts, because the first output lacked a required part
+ANCHOR = "anchor"  # a link to a heading of the same document, whose text and anchor change
 LOST = "lost"  # the output lacks a number or a character that the source contains
 
 

@@ -10,21 +10,27 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable, Iterator
+from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
 from markdown_it.token import Token as Event
 
+from .findings import ANCHOR, Finding
 from .markdown_blocks import HTML as HTML_TAG
 from .markdown_blocks import TITLE, add_rules
 from .markdown_inline import CELL, HTML, LINES, PLAIN, Content, Span, inline_parts
 from .markdown_templates import ATTRIBUTES
 from .markdown_templates import PLAIN as PLAIN_TAG
 from .options import DocumentOptions
+from .splitting import needs_decoding
 from .tokens import Literal, Part
 
 MAX_DEPTH = 100  # nesting depth of lists and quotes; deeper lines are copied
 FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?![ \t]*\n)(?:.*\n)*?(?:\1|\.\.\.)[ \t]*(?:\n|\Z)")
+ANCHOR_LINK = re.compile(r"(?:\]\(|\bhref=[\"']?)#([^\s()\"'<>]{1,200}+)")
+REPEATED = re.compile(r"-\d+\Z")  # in the anchor of a heading whose text occurs several times
+LINK_TARGET = re.compile(r"\]\([^\s()]{0,500}+\)|\]\[[^\[\]]{0,100}+\]")
 CELL_END = re.compile(r"(?<!\\)\|")
 TYPES = {TITLE: LINES, PLAIN_TAG: PLAIN, HTML_TAG: HTML}  # tag of the event after a text -> type of content
 
@@ -37,6 +43,9 @@ def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
     for content in outline.contents(text):
         if position < content.start:
             yield Literal(text[position : content.start])
+        for anchor in ANCHOR_LINK.findall(content.content):
+            if outline.slugs & {slug(unquote(anchor)), slug(REPEATED.sub("", anchor))}:
+                yield Literal("", finding=Finding(content.line, ANCHOR, f"#{anchor}"))
         yield from inline_parts(content, outline.env)
         position = content.end
     if position < len(text):
@@ -77,6 +86,7 @@ class Outline(StateBlock):
         self._recorded = array("q")
         self._row = -1
         self._cells: Iterator[Span] = iter(())
+        self.slugs: set[str] = set()  # of the headings whose text determines their anchor
         front_matter = FRONT_MATTER.match(source)
         first = front_matter.group().count("\n") if front_matter else 0
         PARSER.block.tokenize(self, min(first, self.lineMax), self.lineMax)
@@ -119,7 +129,11 @@ class Outline(StateBlock):
             start = self.src.index(inline.content, spans[0][0] + int(tag[1]))
             spans = [(start, start + len(inline.content))]
         start, end = spans[-1]
-        spans[-1] = start, start + len(without_attributes(self.src[start:end].rstrip(), tag))
+        whole = self.src[start:end].rstrip()
+        text = without_attributes(whole, tag)
+        spans[-1] = start, start + len(text)
+        if tag != "p" and "#" not in whole[len(text) :] and needs_decoding(text):
+            self.slugs.add(slug(LINK_TARGET.sub("]", text)))
         self._recorded.extend([first + 1, LINES, len(spans), *(border for span in spans for border in span)])
 
     def _cell(self, inline: Event) -> Span | None:
@@ -141,6 +155,11 @@ class Outline(StateBlock):
             left = start + len(cell) - len(cell.lstrip())
             yield left, max(left, start + len(cell.rstrip()))
             start = end + 1
+
+
+def slug(heading: str) -> str:
+    """Return a heading's anchor by GitHub's rule, with one hyphen for adjacent spaces, as in other programs."""
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.strip().lower()))
 
 
 def without_attributes(text: str, tag: str) -> str:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from html import unescape
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from markdown_it.common.html_blocks import block_names
 from markdown_it.token import Token as Event
 
 from ..errors import InputError, Message
-from .findings import COPIED, SHOWN, Finding
 from .html import Reader
 from .layout import line_break_text
 from .markdown_inline_rules import inline_parser
-from .markdown_templates import WORDS, is_component
-from .markdown_writing import attribute_writer, writers_of
-from .splitting import needs_decoding
+from .markdown_templates import is_component
+from .markdown_titles import plain_block, separated
+from .markdown_writing import writers_of
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, line_ends
 
 Span = tuple[int, int]  # of the document: (start, end)
@@ -32,10 +30,7 @@ VOID = frozenset(["area", "embed", "img", "input", "wbr"])  # without an end tag
 BETWEEN_BLOCKS = frozenset([*block_names, "script", "pre", "style", "textarea", "br"])
 CODE = frozenset(["code", "kbd", "samp", "tt", "var"])
 UNTRANSLATED = re.compile(r"""\stranslate\s*=\s*["']?no\b""", re.IGNORECASE)
-# The title at the end of a link or an image
-TITLE = re.compile(r"""\][(\[].*?[\s>](?:"(?P<a>[^"\n]+)"|'(?P<b>[^'\n]+)'|\((?P<c>[^()\n]+)\))\s*\)""", re.DOTALL)
 MARKDOWN = re.compile(r"```|~~~|\]\(|\]\[|\]:|\*\*|\{:|^\s*(?:[-*+]|\d+\.)\s")  # in HTML: some programs read it
-REFERENCE = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z][A-Za-z\d]{1,31});|\\[!-/:-@\[-`{-~]")
 LINES, CELL, PLAIN, HTML = range(4)  # types of content
 
 
@@ -114,7 +109,7 @@ def inline_parts(content: Content, env: MutableMapping[str, Any]) -> Iterator[Li
     env: The link reference definitions of the document, as markdown-it-py stores them.
     """
     if content.type == PLAIN:
-        yield plain_block(content.content, content.line, content.text[content.start - 1])
+        yield replace(plain_block(content.content, content.text[content.start - 1]), line=content.line)
         return
     if content.type == HTML:
         yield from html_parts(content)
@@ -134,7 +129,7 @@ def inline_parts(content: Content, env: MutableMapping[str, Any]) -> Iterator[Li
             line += sum(line_ends(token.raw) for token in tokens)
             tokens = []
         if part is not None:
-            yield part
+            yield replace(part, line=line) if isinstance(part, Block) else part
             line += line_ends(part.raw)
 
 
@@ -248,102 +243,6 @@ class Inline:
             text = "".join(part.text for part in inner if not isinstance(part, Literal))
             yield kept(text, "".join(part.raw for part in inner)) if index in self._kept else inner[0]
             index = end
-
-
-def separated(parts: Sequence[Literal | Token], line: int) -> Iterator[Literal | Token | Block]:
-    """Yield parts with the descriptions of images, and the titles of images and links, as blocks of their own.
-
-    An image is no part of a sentence if its line, or the block before it or after it, has no other words. Titles are
-    decoded in such images, and in links without other words in their block. Other titles are copied, with a finding.
-    """
-    closings = {part.number: index for index, part in enumerate(parts) if isinstance(part, Close)}
-    spans = [
-        (index, closings[part.number], part.raw == "![")
-        for index, part in enumerate(parts)
-        if isinstance(part, Open) and part.number in closings and part.raw in ("![", "[")
-    ]
-    described = {index for start, end, is_image in spans if is_image for index in range(start, end)}
-    before = words_before(parts, described)
-    after = words_before(parts[::-1], {len(parts) - 1 - index for index in described})[::-1]
-    changed: dict[int, list[Literal | Token | Block]] = {}
-    merged = 0  # the end of the last image without words
-    for start, end, is_image in spans:
-        if start < merged:
-            continue
-        whole = parts[start : end + 1]
-        text = "".join(part.text for part in whole if not isinstance(part, Literal))
-        raw = parts[end].raw
-        titles = [span for span in title_spans(raw) if needs_decoding(raw[slice(*span)])]
-        is_separate = not (before[start].in_block and after[end].in_block)
-        if is_image:
-            is_separate |= not (before[start].in_line or after[end].in_line)
-        else:
-            is_separate = bool(titles) and not (before[start].in_block or after[end].in_block)
-        if is_separate and (titles or needs_decoding(text)):
-            changed[start] = [Literal(parts[start].raw)]
-            changed[end] = [*closing_parts(raw, titles, line)]
-            continue
-        for first, last in titles:
-            yield Literal("", finding=Finding(line, COPIED, raw[first:last][:SHOWN]))
-        if is_image and not needs_decoding(text):
-            merged = end + 1
-            changed |= {index: [] for index in range(start, merged)}
-            changed[start] = [Point("".join(part.raw for part in whole))]
-    for index, part in enumerate(parts):
-        yield from changed.get(index, [part])
-
-
-def title_spans(raw: str) -> list[Span]:
-    """Return the spans of the title, and of attributes with words, in the end of a link or an image."""
-    title = TITLE.match(raw)
-    found = [title.span(title.lastgroup or 0)] if title else []
-    return found + [words.span("words") for words in WORDS.finditer(raw, title.end() if title else 0)]
-
-
-def closing_parts(raw: str, titles: Iterable[Span], line: int) -> Iterator[Literal | Block]:
-    """Yield the end of a link or an image, with its titles as blocks."""
-    position = 0
-    for start, end in titles:
-        yield Literal(raw[position:start])
-        yield plain_block(raw[start:end], line, raw[start - 1])
-        position = end
-    yield Literal(raw[position:])
-
-
-def plain_block(raw: str, line: int, quote: str) -> Block:
-    """Return a block for text without markup between quotation marks or parentheses."""
-    tokens: list[Token] = []
-    position = 0
-    for found in REFERENCE.finditer(raw):
-        before, reference = raw[position : found.start()], found[0]
-        tokens += [Text(before, before)] if before else []
-        tokens.append(Text(unescape(reference) if reference[0] == "&" else reference[1:], reference))
-        position = found.end()
-    rest = raw[position:]
-    tokens += [Text(rest, rest)] if rest else []
-    return Block(tokens, line, attribute_writer(quote))
-
-
-class Words(NamedTuple):
-    """Whether there are words before a part: in its line, and in its block."""
-
-    in_line: bool = False
-    in_block: bool = False
-
-
-def words_before(parts: Iterable[Literal | Token], described: Collection[int]) -> list[Words]:
-    """Return the words before each part. described: the indices of parts that do not count."""
-    found: list[Words] = []
-    words = Words()
-    for index, part in enumerate(parts):
-        found.append(words)
-        if isinstance(part, Literal):
-            words = Words()
-        elif isinstance(part, Break):
-            words = Words(False, words.in_block)
-        elif index not in described and any(map(str.isalnum, part.text)):
-            words = Words(True, True)
-    return found
 
 
 def kept(text: str, raw: str) -> Kept | Point:

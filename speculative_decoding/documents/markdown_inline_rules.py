@@ -36,8 +36,9 @@ KEYS = re.compile(
     r"(?<!\+)\+\+(?:[\w-]{1,20}+|\"[^\"\n]{1,30}+\")(?:\+(?:[\w-]{1,20}+|\"[^\"\n]{1,30}+\")){0,8}+\+\+(?!\+)"
 )
 EMOJI = re.compile(r"(?<![\w:]):[a-z\d_+-]{1,60}+:(?![\w:])")
-HASHTAG = re.compile(r"(?<!\S)#[^\W\d_][\w/-]{0,100}+")
-LABEL = re.compile(r"\]\[[^\[\]\n]{1,100}+\]")  # of a link that another file defines
+# Not a word in upper case at the start of a block, which is a heading without a space, as in "#Install the program"
+HASHTAG = re.compile(r"(?<!\S)(?!\A#[A-Z])#[^\W\d_][\w/-]{0,100}+")
+LABEL = re.compile(r"\]\[(?!\^)[^\[\]\n]{1,100}+\]")  # of a link that another file defines
 KEPT = {"+": KEYS, ":": EMOJI, "#": HASHTAG, "]": LABEL}
 HIGHLIGHT = re.compile(r"(?<![\w=])==(?=\S)([^=\n]{1,300}+)(?<=\S)==(?![\w=])")
 CRITIC = re.compile(r"\{(?P<mark>\+\+|--|==)(?P<text>(?:(?!(?P=mark)\}).){1,500}+)(?P=mark)\}", re.DOTALL)

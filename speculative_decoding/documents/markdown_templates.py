@@ -38,6 +38,7 @@ ESM = re.compile(
 BRACKET = re.compile(r"[\[({]|([\])}])")
 # A tag whose attributes may have values in braces. Tags without them are also tags of HTML, unless they are components
 JSX = re.compile(rf"</?(?:(?P<name>[A-Za-z][\w.:-]*+)(?:[^<>{{}}\"'`/]++|/(?!>)|\"[^\"]*+\"|'[^']*+'|{BRACES})*+)?/?>")
+MARKDOWN = re.compile(r"\smarkdown(?:=[\"'](?:1|block|span)[\"'])?[\s>]")  # in an HTML tag before Markdown
 # Attributes with words that the reader sees
 WORDS = re.compile(
     r"(?<=[\s\"'{}])(?:(?:fig-)?(?:alt|cap)|caption|description|label|summary|title)=\"(?P<words>[^\"\n]+)\""
@@ -131,15 +132,27 @@ def statement(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 
 def component(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """A rule for the tags of MDX components that are alone on their lines. Words in their attributes are decoded."""
+    """A rule for tags that are alone on their lines and enclose Markdown. Words in their attributes are decoded.
+
+    These are the tags of components, all tags in a document with statements of MDX, tags with the attribute "markdown",
+    and the end tags after them.
+    """
     position = state.bMarks[start] + state.tShift[start]
     source = state.src
     if source[position : position + 1] != "<" or state.is_code_block(start):
         return False
     first, line, last = position, start, state.eMarks[end - 1]
+    is_program = False
     while position < state.eMarks[line]:
         found = JSX.match(source, position, min(last, position + LONGEST))
-        if found is None or not (is_component(found["name"]) or "{" in found[0] or state.env.get("mdx")):
+        if found is None:
+            return False
+        tag = found[0]
+        if is_component(found["name"]) or "{" in tag or state.env.get("mdx"):
+            is_program = True
+        elif MARKDOWN.search(tag) and not silent:
+            state.env["markdown"] = True
+        elif not (MARKDOWN.search(tag) or (tag[1] == "/" and state.env.get("markdown"))):
             return False  # HTML
         line = line_at(state, found.end() - 1, line)
         rest = source[found.end() : state.eMarks[line]]
@@ -149,7 +162,8 @@ def component(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     for words in WORDS.finditer(source, first, position):
         add_content(state, line_at(state, words.start(), start), *words.span("words"), PLAIN)
     state.line = line + 1
-    dedent(state, line + 1, end)
+    if is_program:
+        dedent(state, line + 1, end)
     return True
 
 

@@ -43,8 +43,8 @@ def writer(in_cell: bool, before_link: bool) -> Write:
 
 @lru_cache
 def attribute_writer(quote: str) -> Write:
-    """Return a function that escapes text between quotation marks, or between parentheses, with references."""
-    pattern = re.compile(rf"[{re.escape('()' if quote == '(' else quote)}]|\\(?=[!-/:-@\[-`{{-~]|$)|&(?=#?\w+;|$)")
+    """Return a function that escapes text in quotation marks or parentheses, even in a cell, with references."""
+    pattern = re.compile(rf"[|{re.escape('()' if quote == '(' else quote)}]|\\(?=[!-/:-@\[-`{{-~]|$)|&(?=#?\w+;|$)")
     return lambda text: pattern.sub(lambda found: f"&#{ord(found[0])};", text)
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token as Event
 
+from speculative_decoding.documents.findings import ANCHOR, COPIED, Finding
 from speculative_decoding.documents.markdown import MAX_DEPTH, Outline, parse
 from speculative_decoding.documents.markdown_inline import HTML, MAX_MARKS, PLAIN, Inline
 from speculative_decoding.documents.markdown_writing import write_start, writer
@@ -260,6 +261,30 @@ MARKERS = [
 @pytest.mark.parametrize(("text", "expected"), MARKERS)
 def test_markers_are_no_text(text: str, expected: list[str]) -> None:
     assert [part.text.strip() for part in parts_of(text) if isinstance(part, Block)] == expected
+
+
+@pytest.mark.parametrize(
+    ("heading", "anchors"),
+    [
+        ("# Open the *page*, now!", ["open-the-page-now", "open-the-page-now-1"]),
+        ("# See [the `page`](u) & more", ["see-the-page--more"]),
+        ("Seite für alle\n===", ["seite-f%C3%BCr-alle"]),
+        ("# Open the page {#open}", []),
+        ("# `open()`", []),
+    ],
+)
+def test_links_to_headings_that_are_decoded_are_findings(heading: str, anchors: list[str]) -> None:
+    wanted = [f"#{anchor}" for anchor in anchors]
+    links = [f"[a]({anchor}) <a href='{anchor}'>b</a>" for anchor in [*wanted, "#open", "#other"]]
+    parts = parts_of("\n\n".join([*links, heading]))
+    findings = [part.finding for part in parts if isinstance(part, Literal) and part.finding]
+    assert findings == [Finding(1 + 2 * i, ANCHOR, each) for i, each in enumerate(wanted) for _ in range(2)]
+
+
+def test_titles_within_sentences_are_copied_with_findings() -> None:
+    parts = parts_of('one\ntwo [three](u "Four five") six\n')
+    assert [part.finding for part in parts if isinstance(part, Literal)][:1] == [Finding(1, COPIED, "Four five")]
+    assert sum(isinstance(part, Block) for part in parts) == 1
 
 
 SOURCES = [CASES[name][0] for name in ("paragraphs", "headings", "lists", "list in quote", "table", "links", "HTML")]
