@@ -27,8 +27,11 @@ ATTRIBUTE = rf"(?:[#.]{NAME}|{NAME}=(?:\"[^\"\n]{{0,300}}+\"|'[^'\n]{{0,300}}+'|
 ATTRIBUTES = re.compile(rf"\{{:?[ \t]*+{ATTRIBUTE}(?:[ \t]++(?:{ATTRIBUTE}|{NAME}))*+[ \t]*+\}}")
 SPAN = re.compile(r"\{:(?!\))[^{}\n]{0,300}+\}")
 EXPRESSION = re.compile(r"\w\(|\w\.\w|=>|&&|\|\||\.\.\.|`")  # in an expression of MDX, unlike in a placeholder
-# Tags between which nothing is parsed
-VERBATIM = re.compile(r"\{%-?[ \t]*(?P<name>codeblock|comment|highlight|javascript|schema|style)\b")
+# The first tag of an element whose content is not Markdown: {% highlight sh %}, {{< mermaid >}}
+VERBATIM = re.compile(
+    r"\{(?:%-?|\{[<%])[ \t]*+(?P<name>chart|code[\w-]*+|comment|graphviz|highlight|javascript|katex|latex|math|mermaid"
+    r"|plantuml|schema|style)\b(?![^{}\n]*+(?<=/)>\}\})"
+)
 # Statements of MDX, at the start of a line
 ESM = re.compile(
     r"import[ \t]+(?:[\"'{*]|(?:type[ \t]+)?[\w$]+[ \t]*(?:,|[ \t]from[ \t]))"
@@ -95,12 +98,13 @@ def template(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 
 def verbatim_end(state: StateBlock, start: int, end: int) -> int:
-    """Return the end of an element of Liquid whose content is not Markdown, or 0."""
+    """Return the end of an element of Liquid or Hugo whose content is not Markdown, or 0."""
     if not (found := VERBATIM.match(state.src, start, end)):
         return 0
     unclosed = state.env.setdefault("unclosed", set())
     name = found["name"]
-    closing = None if name in unclosed else re.compile(rf"\{{%-?\s*end{name}\s*-?%\}}").search(state.src, start, end)
+    pattern = re.compile(rf"\{{%-?\s*+end{name}\s*+-?%\}}|\{{\{{[<%]\s*+/{name}\s*+[>%]\}}\}}")
+    closing = None if name in unclosed else pattern.search(state.src, start, end)
     if closing is None:  # searching again from each tag would take quadratic time
         unclosed.add(name)
         return 0

@@ -5,6 +5,7 @@ The file's «» enclose the words that are decoded. All other characters are kep
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -37,6 +38,34 @@ def test_no_mark_is_lost_if_the_output_is_one_word(name: str) -> None:
     written = document_with(re.sub("[«»]", "", marked), lambda prompt: "x", "markdown")
     kept = Counter(line.strip(" .,") for each in WORDS.split(marked)[::2] for line in each.splitlines())
     assert {each: written.count(each) for each in kept if written.count(each) < kept[each]} == {}
+
+
+LINES = [
+    *("{% if a %}", "{{ a.b }}", "{{ a }} B c", "{: .a}", "{#a}", "%%", "%% A b %%", "{/* A", "*/}", "{a.b(", ")}"),
+    *("<A b={c}>", "  <B>", "  A b", "</A>", '<A title="A b"/>', "<A", "/>", "<p>A b", "</p>", "<div markdown>", "<>"),
+    *('import A from "b"', "export const a = {", "}", "[^a]: A b", ": A b", "    A b", "> A b", "> {% a %}", "- A b"),
+    *('![A b](c "D e")', 'A ![b c](d "E f") g', '[A b](c "D e"){.f}', '[a]: b "C d"', "[[a|B c]]", "==A b==^[C d]"),
+    *(
+        "# A b {#c}",
+        "| A | [[b\\|C]] |",
+        "|-|-|",
+        "$$",
+        "```",
+        "A b",
+        "A {~~b~>c~~} {>>d<<} e",
+        "",
+        "",
+        "!!! a",
+        "--8<--",
+    ),
+]
+
+
+def test_only_letters_of_pieces_change_in_random_lines() -> None:
+    choose = random.Random(0)
+    for _ in range(300):
+        lines = choose.choices(LINES, k=choose.randrange(2, 11))
+        require_properties(choose.choice(["\n", "\r\n"]).join(lines), "markdown")
 
 
 @pytest.mark.parametrize("size", [3000, pytest.param(100_000, marks=pytest.mark.slow)])
