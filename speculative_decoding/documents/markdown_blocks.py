@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 
 from markdown_it import MarkdownIt
+from markdown_it.common.utils import normalizeReference
 from markdown_it.ruler import RuleOptionsType
 from markdown_it.rules_block import StateBlock, html_block, reference
 
@@ -45,6 +46,8 @@ CONTAINERS = {"!": INDENTED, "?": INDENTED, "=": INDENTED, ":": COLONS, "/": SLA
 ITEM = re.compile(r"(?:\[\^[^\]\s]{1,100}\]:[ \t]*+|:[ \t]++(?=\S))(?:<!--(?:(?!-->).)*+-->[ \t]*+)*+")
 # The title of a link reference definition, at the end of its last line
 LINK_TITLE = re.compile(r"""(?:\]:[ \t]*+\S.*[ \t]|^[ \t]*+)(?:"([^"]+)"|'([^']+)'|\(([^()]+)\))[ \t]*+\Z""")
+# A link reference definition whose target contains templates
+TEMPLATE_DEFINITION = re.compile(r"\[(?P<label>[^\[\]\n]{1,200}+)\]:[ \t]*+(?=[^\s{]{0,200}+\{[{%])")
 
 ENVIRONMENT = re.compile(r"\\begin\{([A-Za-z]{1,40}\*?)\}")
 FORMULA_END = re.compile(r"[ \t]*+(?:[.,;]|\([\w:.-]{1,60}\)|\{[^{}]{0,200}\})*+[ \t]*\Z")  # (1), {#eq:a}
@@ -141,6 +144,11 @@ def item(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 def definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     """A rule for link reference definitions, whose titles are decoded."""
+    if not silent and (found := TEMPLATE_DEFINITION.match(line_of(state, start))) and not state.is_code_block(start):
+        references = state.env.setdefault("references", {})
+        references.setdefault(normalizeReference(found["label"]), {"title": "", "href": ""})
+        state.line = start + 1
+        return True
     if not reference(state, start, end, silent):
         return False
     last = state.line - 1

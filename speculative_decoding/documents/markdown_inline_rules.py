@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -32,6 +33,11 @@ FORMULA = re.compile(
 FOOTNOTE = re.compile(r"\[\^[^\]\s]{1,100}\]|\[(?:TOC|toc)\](?![\[(:])")  # or the table of contents
 # A link or an embedded file of a wiki: [[Page]], [[Page|Label]], ![[image.png|300]]
 WIKI = re.compile(r"!?\[\[(?P<target>[^\[\]|\\\n]{1,300}+)(?:\\?\|(?P<label>[^\[\]\n]{1,300}+))?\]\](?!\()")
+# The target of a link that contains templates: ({{ site.url }}/page), ({% link page.md %})
+TEMPLATE_TARGET = re.compile(
+    r"\((?=[^\s{}]{0,200}+\{)(?:[^\s(){}]{1,200}+|\{\{[^{}\n]{1,300}+\}\}|\{%[^{}\n]{1,300}+%\}){1,20}+"
+    r"(?:[ \t]++\"[^\"\n]{1,300}+\")?\)"
+)
 KEYS = re.compile(
     r"(?<!\+)\+\+(?:[\w-]{1,20}+|\"[^\"\n]{1,30}+\")(?:\+(?:[\w-]{1,20}+|\"[^\"\n]{1,30}+\")){0,8}+\+\+(?!\+)"
 )
@@ -65,6 +71,7 @@ def inline_parser() -> MarkdownIt:
     ruler.before("strikethrough", "dialect", dialect)
     ruler.before("link", "footnote", as_one(matching(FOOTNOTE, "["), "footnote"))
     ruler.before("link", "wiki", wiki)
+    ruler.before("link", "template_link", template_link)
     ruler.before("html_inline", "comment", as_one(comment, "html_inline"))
     ruler.before("autolink", "component", as_one(component, "html_inline"))
     return parser
@@ -197,6 +204,27 @@ def wiki(state: StateInline, silent: bool) -> bool:
         add_enclosed(state, [found.span("label")], end, is_markup=True)
     elif not silent:
         state.push("template" if found[0][0] == "[" else "note", "", 0).meta["end"] = end
+    return True
+
+
+@lru_cache(maxsize=1)  # searching a block again from each bracket would take quadratic time
+def has_templates(source: str) -> bool:
+    return "{{" in source or "{%" in source
+
+
+def template_link(state: StateInline, silent: bool) -> bool:
+    """Match a link or an image whose target contains templates."""
+    source, start = state.src, state.pos
+    label = start + source.startswith("!", start)
+    if not source.startswith("[", label) or not has_templates(source):
+        return False
+    close = state.md.helpers.parseLinkLabel(state, label, label == start)
+    found = TEMPLATE_TARGET.match(source, close + 1, state.posMax) if close >= 0 else None
+    if found is None:
+        return False
+    state.pos = found.end()
+    if not silent:
+        add_enclosed(state, [(label + 1, close)], found.end(), is_markup=True)
     return True
 
 

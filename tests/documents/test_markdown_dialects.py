@@ -91,7 +91,7 @@ def test_only_letters_of_pieces_change_in_random_lines() -> None:
         *("[[", "[[a|", "![[", "==a", "++a", "#a ", "{++", "{~~a~>", "{>>", "^[", "$`", "$a_\n", "\\\\("),
         *("<A ", "<A a={", "<A a={{{", "<A>\n ", "<A a='", "<a b={c}\n", "import {\n", "import a from\n\n", "{a.b\n"),
         *("[^a]: b\n", ": a\n", "[^a]:\n    ", '![a](b "c', '![a](b "c") ', '[a](b "c") d ', "![![", '[a]: b "c'),
-        *("<p>a\n", "<p>\n\n", "<A>\n<B>\n  c\n\n"),
+        *("[a]({{ b", "![[a]({% b %}) ", "[a]: {{ b\n", "<p>a\n", "<p>\n\n", "<A>\n<B>\n  c\n\n"),
     ],
 )
 def test_hostile_documents_are_read_in_linear_time(unit: str, size: int) -> None:
