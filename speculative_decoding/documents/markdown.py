@@ -1,8 +1,8 @@
-"""Parses Markdown: CommonMark with tables, strikethrough and front matter.
+"""Parses Markdown: CommonMark with tables, strikethrough, front matter, and the marks of many dialects.
 
-The text of paragraphs, headings and table cells is decoded. markdown-it-py finds the blocks, and this module locates
-each block's text in the document, after any list and quote markup. Everything else is copied: code, HTML blocks, link
-reference definitions, formulas, and the markup around the text of a block.
+The text of paragraphs, headings, table cells, titles and HTML blocks is decoded. markdown-it-py finds the blocks, and
+this module locates each block's text in the document, after any list and quote markup. Everything else is copied: code,
+templates, link reference definitions without titles, formulas, and the markup around the text of a block.
 """
 
 from __future__ import annotations

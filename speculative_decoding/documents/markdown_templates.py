@@ -34,8 +34,9 @@ VERBATIM = re.compile(
 )
 # Statements of MDX, at the start of a line
 ESM = re.compile(
-    r"import[ \t]+(?:[\"'{*]|(?:type[ \t]+)?[\w$]+[ \t]*(?:,|[ \t]from[ \t]))"
-    r"|export[ \t]+(?:[{*]|(?:const|let|var|function\*?|async|class|type|interface|enum)[ \t]+[\w${\[]"
+    r"import[ \t]+(?:[\"'{*]|(?:type[ \t]+)?[\w$]+[ \t]*(?:,[ \t]*[{*]|[ \t]from[ \t]+[\"']))"
+    r"|export[ \t]+(?:[{*]|(?:const|let|var|function\*?|async|class|type|interface|enum)[ \t]+"
+    r"(?:[{\[]|function\b|[\w$]+[ \t]*(?:[=:({<]|extends\b|\Z))"
     r"|default[ \t]+(?:[\[{(<]|function\b|class\b|async\b|[\w$.]+[ \t]*(?:[;(]|=>|\Z)))"
 )
 BRACKET = re.compile(r"[\[({]|([\])}])")
@@ -112,24 +113,18 @@ def verbatim_end(state: StateBlock, start: int, end: int) -> int:
 
 
 def statement(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """A rule for the imports and exports of MDX, up to the blank line after them."""
+    """A rule for the imports and exports of MDX, up to a blank line that is not between brackets."""
     first = state.bMarks[start]
     if silent or state.level or state.tShift[start] or not ESM.match(state.src, first, state.eMarks[start]):
         return False
-    unclosed = state.env.setdefault("unclosed", set())
-    depth, blank = 0, 0  # blank: the first blank line
-    for line in range(start, end):
-        if state.isEmpty(line):
-            blank = blank or line
-            if depth <= 0 or "statement" in unclosed:
-                break
+    depth, line, after = 0, start, start
+    while line == after < end:
         for bracket in BRACKET.finditer(state.src, state.bMarks[line], state.eMarks[line]):
             depth += -1 if bracket[1] else 1
-    else:
-        line = end
-        if depth > 0:
-            unclosed.add("statement")
-            line = blank or end
+        line += 1
+        after = state.skipEmptyLines(line)
+        if depth > 0 and (state.tShift[after] or state.src.startswith(("}", ")", "]"), state.bMarks[after])):
+            line = after
     state.line = line
     state.env["mdx"] = True
     return True
