@@ -202,7 +202,8 @@ def server() -> None:
         browser.call("Emulation.setDeviceMetricsOverride", width=640, height=660, deviceScaleFactor=1.5, mobile=False)
         browser.call("Page.navigate", url=address)
         until(lambda: browser.evaluate("document.readyState") == "complete")
-        browser.evaluate("document.getElementById('compare').click(); document.getElementById('generate').click()")
+        for element in ("[value=prompt]", "#compare", "#start"):
+            browser.evaluate(f"document.querySelector('{element}').click()")
         until(lambda: "medians" in str(browser.evaluate("document.getElementById('comparison').textContent")))
         picture = browser.call("Page.captureScreenshot")["data"]
         browser.close()

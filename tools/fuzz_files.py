@@ -6,7 +6,8 @@
 Each format is tested in a separate process, with limits on additional address space and on CPU time per file (2 s). The
 tool prints one line per format. File i depends only on the format, the seed and i, so failures are reproducible. For
 the formats "config", "tokenizer", "side" and "head", folders are loaded whose small files are damaged
-(tests/support/damaged_folders.py). "audio" needs PyAV, which decodes recordings of five formats in C.
+(tests/support/damaged_folders.py). "audio" needs PyAV, which decodes recordings of five formats in C. Documents are
+decoded with the identity function.
 """
 
 from __future__ import annotations
@@ -325,6 +326,35 @@ def write_damaged_recording(path: Path, rng: Random) -> None:
 
 if find_spec("av") and has_subpackage("speech"):
     FORMATS["audio"] = Format(read_recording, write_damaged_recording)
+
+
+def read_document(format: str, path: Path) -> bool:
+    """Decode a document with the identity function. Unless it is bilingual, the output must equal the document."""
+    from speculative_decoding.documents.formats import FORMATS as DOCUMENT_FORMATS
+    from speculative_decoding.documents.options import DocumentOptions
+    from speculative_decoding.documents.pieces import parts_of
+    from speculative_decoding.documents.reading import DocumentFile
+    from tests.documents.decoders import written_with
+    from tests.documents.samples import COLUMNS
+
+    options = DocumentOptions(format=format, columns=COLUMNS.get(format, ()))
+    with DocumentFile(path, options) as file:
+        output = file.encode(written_with(parts_of(file.lines, options, "en", "de"), str))
+        assert DOCUMENT_FORMATS[format].is_bilingual or file.preamble + output == path.read_bytes()
+    return True
+
+
+def damaged_document(format: str, path: Path, rng: Random) -> None:
+    from tests.documents.samples import SAMPLES
+
+    path.write_bytes(mutate(rng.choice(SAMPLES[format]), rng))
+
+
+if has_subpackage("documents"):
+    from speculative_decoding.documents.formats import FORMATS as DOCUMENT_FORMATS
+
+    for each in DOCUMENT_FORMATS:
+        FORMATS[each] = Format(partial(read_document, each), partial(damaged_document, each))
 
 
 def write_damaged(name: str, seed: int, index: int, path: Path) -> None:

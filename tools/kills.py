@@ -44,6 +44,8 @@ TRAIN = (
 )
 TRANSCRIBE = "transcribe talks --model speech --output-dir made --output-format txt,srt,vtt,json --slots 3 -m 8"
 DOCUMENT = "document letters.txt --model target --output made --unit line --slots 4 -m 16 --force"
+PAGES = {f"{number % 3}/{number}.txt" for number in range(8)}
+FOLDER = DOCUMENT.replace("letters.txt", "pages")
 CONVERT = f"convert --model {BUNDLED / 't5-web-docs-draft'} --output made --dtype float32 --force"
 KINDS = {
     "greedy": JOB,
@@ -54,6 +56,7 @@ KINDS = {
     "conversion": CONVERT,
     "conversion-over-another": CONVERT,
     "documents": DOCUMENT,
+    "folder-of-documents": FOLDER,
     "recordings": TRANSCRIBE,
     "full-disk-job": JOB,
     "full-disk-training": TRAIN,
@@ -157,6 +160,10 @@ def stage(folder: Path, expected: dict[str, bytes]) -> str:
         written = made.read_bytes()
         assert expected[""].startswith(written[: written.rfind(b"\n") + 1]), "a record differs"
         return f"{25 * (4 * len(written) // (len(expected['']) + 1))} %"
+    if expected.keys() == PAGES:
+        finished = {name: text for name, text in content(folder).items() if not Path(name).name.startswith(".")}
+        assert finished.items() <= expected.items(), "a document differs"
+        return f"{len(finished)} documents"
     if (made / LEDGER).exists():
         found = content(folder)
         logs = [name for name in found if name.startswith(WINDOWS)]
@@ -282,7 +289,11 @@ def prepare(folder: Path) -> None:
         path.write_bytes(wav(noise(number, 0.5 + number / 2)))  # a window is 0.6 seconds long
     letters = random.Random(1)
     lines = ("".join(letters.choices("abcdefgh", k=letters.randrange(1, 9))) for _ in range(200))
-    (folder / "letters.txt").write_text("\n".join(lines))
+    text = "\n".join(lines)
+    (folder / "letters.txt").write_text(text)
+    for number, name in enumerate(sorted(PAGES)):
+        (folder / "pages" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "pages" / name).write_text(text[number * 100 : number * 100 + 100])
     (folder / "logs").mkdir()
 
 

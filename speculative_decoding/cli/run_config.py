@@ -158,12 +158,15 @@ class DraftFlags:
             raise InputError(error.problem, "draft_text_file", error.way_out) from error
 
 
-def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, processes: Any = None) -> RunConfig:
+def run_config_from(
+    args: argparse.Namespace, *, may_sample: bool = False, processes: Any = None, used: Collection[str] = ()
+) -> RunConfig:
     """Build the configuration from flags. Raises `InputError` for missing models and for flags that have no effect.
 
     may_sample: Whether to accept sampling options at temperature 0, because decoding may fall back to a higher
         temperature.
     processes: The group of processes that share the target.
+    used: The draft flags that the command also uses for another purpose, so that they need no drafts.
     """
     given = given_options(args)
     if "draft_model" in args and (beams := given.get("num_beams", 1)) > 1:
@@ -172,7 +175,7 @@ def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, proce
             "draft_model",
             "leave one out",
         )
-    config = make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
+    config = make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample, used)
     if prefix := getattr(args, "prefix", ""):
         config = replace(config, prompt_prefixes=(prefix,))
     if processes is None:
@@ -183,9 +186,16 @@ def run_config_from(args: argparse.Namespace, *, may_sample: bool = False, proce
 
 
 def make_run_config(
-    models: ModelFlags, given: Mapping[str, Any], flags: DraftFlags, may_sample: bool = False
+    models: ModelFlags,
+    given: Mapping[str, Any],
+    flags: DraftFlags,
+    may_sample: bool = False,
+    used: Collection[str] = (),
 ) -> RunConfig:
-    """Build the configuration from a dict of options. Raises `InputError` for options and flags that have no effect."""
+    """Build the configuration from a dict of options. Raises `InputError` for options and flags that have no effect.
+
+    may_sample, used: see `run_config_from`.
+    """
     config = RunConfig(models, GenerationOptions(**given), flags, frozenset(given))
     options = config.options
     # --num-draft 0 turns drafting off, so it is valid with any drafter
@@ -201,7 +211,7 @@ def make_run_config(
                 Message("name one with {draft_model}, choose another {drafter}, or leave it out"),
             )
     for name, drafters in DRAFTERS_OF_FLAGS.items():
-        if name in changed and drafter not in drafters:
+        if name in changed and name not in used and drafter not in drafters:
             if (beams := options.num_beams) > 1:
                 raise InputError(
                     Message("has no effect with {num_beams} {beams}", beams=beams), name, "leave one of them out"

@@ -9,27 +9,40 @@ from typing import Any, Unpack
 
 from ..decoding.prompt import fits, language_prefix, require_characters
 from ..errors import UnknownOption
+from ..loading.language_map import languages_named
 from ..rows.session_like import SessionLike
 from ..sampling import GenerationOptions
 from ..sampling.options import option_specs, suggested_option, validate
-from ..sampling.values import ListOf, Text
+from ..sampling.values import Bool, ListOf, Text
 from .decoder import DocumentDecoder
 from .decoding import Rules
+from .matches import FindMatch, match_finder
 from .options import DocumentKeywords, DocumentOptions
 from .output_checks import DocumentFindings
 from .pieces import Piece, parts_of
 from .rendering import Renderer
 from .results import DecodedDocument, DocumentPart
-from .splitting import effective_unit, source_language
+from .splitting import effective_unit, source_language, target_language
 from .tokens import Literal
 
-OWN = ("prefix", "keep", "slots")
-READING = ("format", "unit", "unwrap", "fields")
+OWN = ("prefix", "keep", "slots", "use_matches")
+READING = ("format", "unit", "unwrap", "fields", "columns")
 
 
-def rules_for(session: SessionLike, options: GenerationOptions, prefix: str = "", keep: Collection[str] = ()) -> Rules:
-    """Return the `Rules` for pieces that a session decodes. keep: terms that must appear unchanged in the outputs."""
-    return Rules(lambda text: fits(session.model, session.tokenizer, prefix + text, options), frozenset(keep))
+def rules_for(
+    session: SessionLike,
+    options: GenerationOptions,
+    prefix: str = "",
+    keep: Collection[str] = (),
+    match: FindMatch | None = None,
+) -> Rules:
+    """Return the `Rules` for pieces that a session decodes.
+
+    keep: Terms that must appear unchanged in the outputs.
+    match: Finds targets that are used instead of decoding; see `Rules`.
+    """
+    rules = Rules(lambda text: fits(session.model, session.tokenizer, prefix + text, options), frozenset(keep))
+    return rules if match is None else replace(rules, match=match)
 
 
 def document(session: SessionLike, text: str, **options: Unpack[DocumentKeywords]) -> DecodedDocument:
@@ -38,16 +51,22 @@ def document(session: SessionLike, text: str, **options: Unpack[DocumentKeywords
     Args:
         text: The document.
         options: `prefix` is prepended to every prompt. `keep` lists terms that must appear unchanged in the output.
-            `slots` is the number of prompts to decode together (default: the session's). `format`, `unit`, `unwrap` and
-            `fields` are fields of `DocumentOptions`. All other options are fields of `GenerationOptions`.
+            `slots` is the number of prompts to decode together (default: the session's). If `use_matches` is True, the
+            targets of equal sources in the session's memory are used without decoding. `format`, `unit`, `unwrap`,
+            `fields` and `columns` are fields of `DocumentOptions`. All other options are fields of `GenerationOptions`.
 
     Raises:
         InputError: The document cannot be read, or an option cannot be used.
     """
     decoder, parts = prepared(session, text, **options)
     findings = DocumentFindings()
-    written = "".join([part.written for part in decoded_parts(decoder, parts, findings)])
-    return DecodedDocument(written, findings.by_line(), decoder.scheduler.num_parts, decoder.scheduler.stats)
+    written, matches = [], 0
+    for part in decoded_parts(decoder, parts, findings):
+        written.append(part.written)
+        matches += part.from_memory
+    stats = decoder.scheduler.stats
+    stats.lossless = stats.lossless and not matches
+    return DecodedDocument("".join(written), findings.by_line(), decoder.scheduler.num_parts, stats, matches)
 
 
 def document_parts(session: SessionLike, text: str, **options: Unpack[DocumentKeywords]) -> Iterator[DocumentPart]:
@@ -71,6 +90,7 @@ def prepared(
     reading = DocumentOptions(**{"format": "text"} | given)
     prefix = validate("prefix", Text(may_be_empty=True), own.get("prefix", ""))
     keep = validate("keep", ListOf(Text()), own.get("keep", ()))
+    uses_matches = validate("use_matches", Bool(), own.get("use_matches", False))
     try:
         chosen = session.options_with(decoding)
     except UnknownOption as error:
@@ -78,10 +98,15 @@ def prepared(
         raise UnknownOption("unknown option", error.field, way_out) from None
     prefix = prefix or language_prefix(session.model, session.tokenizer, chosen.src_lang, chosen.tgt_lang)
     reading = replace(reading, unit=effective_unit(reading))
-    language = source_language(chosen.src_lang, prefix)
-    rules = rules_for(session, chosen, prefix, keep)
+    language, target = source_language(chosen.src_lang, prefix), target_language(chosen.tgt_lang, prefix)
+    match = None
+    if uses_matches:
+        named = languages_named(prefix)
+        match = match_finder(session.memory, chosen.src_lang or named[0], chosen.tgt_lang or named[1])
+    rules = rules_for(session, chosen, prefix, keep, match)
     decoder = DocumentDecoder(session, rules, prefix=prefix, slots=own.get("slots"), **decoding)
-    return decoder, parts_of(StringIO(text, newline=""), reading, language)
+    has_match = rules.has_match if uses_matches else None
+    return decoder, parts_of(StringIO(text, newline=""), reading, language, target, has_match)
 
 
 def decoded_parts(
@@ -97,4 +122,4 @@ def decoded_parts(
             found = part.finding if isinstance(part, Literal) else None
             yield DocumentPart(written, findings=() if found is None else (found,))
         else:
-            yield DocumentPart(written, decoded.source, decoded.text, tuple(decoded.findings))
+            yield DocumentPart(written, decoded.source, decoded.text, tuple(decoded.findings), decoded.from_memory)

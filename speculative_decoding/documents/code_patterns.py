@@ -16,7 +16,7 @@ from .layout import UNSPACED
 LETTER = rf"[^\W{UNSPACED[1:-1]}]"  # a letter of a script with spaces, a digit or an underscore
 START, END = rf"(?<!{LETTER})", rf"(?!{LETTER})"
 
-PRINTF = r"[-+#0']{0,3}(?:\d{1,3}|\*)?(?:\.(?:\d{1,3}|\*))?(?:hh?|ll?|[Lqjzt])?[diouxXeEfFgGaAcrspn@]"
+PRINTF = r"[-+#0']{0,3}(?:\d{1,3}|\*)?(?:\.(?:\d{1,3}|\*))?(?:hh?|ll?|[Lqjzt])?[diouxXeEfFgGaAcrspnm@]"
 FILES = (
     "c cpp css csv gif h htm html ini java jpeg jpg js json jsx md mjs mp3 mp4 pdf png py rs rst sh sql srt svg"
     " toml ts tsv tsx txt vtt wasm wav webm webp xml yaml yml zip"
@@ -187,7 +187,8 @@ SPACE = r"[ \u00a0\u202f\u2009]"
 NUMBER = rf"(?:\d{{1,3}}(?:{SPACE}\d{{3}}(?!\d)){{1,6}}+|\d{{1,30}}+)(?:[.,'\u2019]\d{{1,30}}+){{0,10}}+"
 MONEY = rf"(?P<before>[$€£¥₹]){SPACE}?(?P<amount>{NUMBER})"
 MEASURE = rf"(?<![.,'\u2019]){START}(?P<number>{NUMBER})[-\u2011]?{SPACE}?"
-SYMBOL_OF_UNIT = rf"(?P<after>(?:{UNIT}|(?<!0)s)(?![/'\u2019]?{LETTER})|[%‰°$€£¥₹](?!%))"  # not "1960s"
+PERCENT = rf"%(?!%|(?<!\d%)(?:[A-Za-z]{{1,2}}{END}|\(\w))"  # not in "1-%d"
+SYMBOL_OF_UNIT = rf"(?P<after>(?:{UNIT}|(?<!0)s)(?![/'\u2019]?{LETTER})|[‰°$€£¥₹](?!%)|{PERCENT})"  # not "1960s"
 ANY_NUMBER = re.compile(NUMBER)
 QUANTITY = re.compile(rf"{MONEY}|{MEASURE}{SYMBOL_OF_UNIT}")
 # A unit may become a word in an output: "24 h", "24 Stunden"

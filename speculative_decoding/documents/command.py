@@ -10,22 +10,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated as A
 from typing import Any
 
+from ..checkpoints.text import WAY_OUT
 from ..cli.common import read_text, require_one_process, say, start_alone, write_stats, write_to_stdout
 from ..cli.flags import RunFlags, add_decoding_flags
-from ..cli.parser import File, Parser, add_flags, flags_from
+from ..cli.parser import File, Parser, add_flags, flag, flags_from
 from ..cli.progress import progress
 from ..cli.run_config import LANGUAGES, RunConfig, run_config_from
 from ..cli.runner import settle_exactness, summary_notes
 from ..decoding.prompt import language_prefix
 from ..engine import DEFAULT_SLOTS
-from ..errors import InputError, Message, Name
+from ..errors import InputError, Message, Name, joined
 from ..loading.language_map import language_tag, languages_named
 from ..loading.pair import ModelPair
 from ..rows.parts import PartScheduler
@@ -37,21 +38,27 @@ from ..subpackages import require_subpackage
 from .api import rules_for
 from .decoder import DocumentDecoder, require_usable
 from .decoding import Rules, Steps, decode_piece
+from .encodings import encoding_named, label_of, require_encoding
 from .findings import FAILED, report
+from .folders import FoundDocuments
+from .formats import FORMATS
 from .journal import LOG_FORMAT, Journal
+from .matches import match_finder
 from .options import DocumentOptions
 from .output import END, STANDARD, Destinations, Document, write_documents
 from .pieces import Piece, parts_of
 from .reading import DocumentFile
-from .splitting import effective_unit, source_language
+from .splitting import effective_unit, source_language, target_language
 from .tokens import Literal
 
-FILES = "decode these documents; - reads standard input"
+FILES = "documents or their folders; - is standard input"
 OUTPUT = "file, or a folder for several documents (default: standard output)"
 KEEP = "terms that must appear unchanged, one per line"
 WRITE_MEMORY = "write the sources and outputs as a TMX file"
+USE_MATCHES = Message("use the translations of equal sources in {memory} without decoding them")
 CHECK = "exit with status 1 if there are findings"
 FORCE = "replace existing outputs, and start over if an interrupted run cannot be continued"
+OUTPUT_ENCODING = "encoding of the outputs, except HTML (default: that of each document)"
 SLOTS = "number of prompts to decode together"
 SEGTYPES = {"sentence": "sentence", "line": "block", "paragraph": "paragraph"}  # unit -> segment type of TMX
 
@@ -64,13 +71,17 @@ class DocumentFlags(RunFlags):
 
     files: A[Sequence[str], Text(), FILES] = ()
     output: A[str | None, Text(), OUTPUT, BASIC, Flag(short="-o", metavar="FILE_OR_FOLDER")] = None
+    output_encoding: A[str | None, Text(), OUTPUT_ENCODING, Flag(metavar="NAME")] = None
     keep: A[Path | None, File(), KEEP, BASIC] = None
+    use_matches: A[bool, Bool(), USE_MATCHES] = False
     write_memory: A[Path | None, File(), WRITE_MEMORY, BASIC] = None
     check: A[bool, Bool(), CHECK, BASIC] = False
     force: A[bool, Bool(), FORCE, BASIC] = False
     slots: A[int, Int(1), SLOTS] = DEFAULT_SLOTS
 
     def __post_init__(self) -> None:
+        if self.output_encoding is not None:
+            require_encoding(self.output_encoding, "output_encoding")
         if self.force and self.output in (None, STANDARD) and self.write_memory is None:
             raise InputError(Message("has no effect without {output}"), "force", "give both, or leave it out")
         if self.write_memory is not None:
@@ -98,18 +109,23 @@ def main(argv: Sequence[str] | None = None, program: str = "speculative-decoding
 
 
 def decode_documents(chosen: argparse.Namespace) -> int:
-    """Decode the documents and return the exit status: 1 if --check is given and there are findings."""
+    """Decode the documents and return the exit status.
+
+    The status is 2 if a document in a folder cannot be read or an output cannot be encoded, and 1 if --check is given
+    and there are findings.
+    """
     require_one_process()
     flags, options = flags_from(DocumentFlags, chosen), flags_from(DocumentOptions, chosen)
     options = replace(options, unit=effective_unit(options))
-    places = Destinations(flags.files, flags.output, flags.write_memory)
+    if flags.use_matches and "memory" not in chosen:
+        raise InputError(Message("has no effect without {memory}"), "use_matches", "give both, or leave it out")
+    found = FoundDocuments.search(flags.files, flags.output, options.format)
+    places = Destinations(found.files, flags.output, flags.write_memory, found.names if found.has_folders else None)
     places.check(vars(chosen), [] if flags.keep is None else [NamedFile("keep", flags.keep)])
     terms = [] if flags.keep is None else read_terms(flags.keep)
-    documents = [document_of(*each, options) for each in zip(flags.files, places.outputs, strict=True)]
     with ExitStack() as stack:
-        for document in documents:
-            document.check(stack)
-        config = run_config_from(chosen)
+        documents = readable_documents(found, places, options, flags.output_encoding, stack)
+        config = run_config_from(chosen, used=["memory"] if flags.use_matches else ())
         pair = config.open()
         model, tokenizer = pair.target.model, pair.target.tokenizer
         named = config.options
@@ -117,25 +133,29 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         own = config.options
         prefix = flags.prefix or language_prefix(model, tokenizer, own.src_lang, own.tgt_lang)
         languages = languages_of(named, prefix, flags.write_memory)
+        match = match_finder(config.memory, *languages) if flags.use_matches else None
         require_usable(model, tokenizer, config.options, prefix)
         say(config.describe(pair))
         settings = run_settings(config, pair, options, terms) | {"languages": languages, "outputs": places.names}
+        settings |= {"use_matches": True} if flags.use_matches else {}
         journal = opened_journal(stack, settings, places, flags.force)
         session = stack.enter_context(config.session(pair))
         settle_exactness(session, flags.slots, None if journal is None else journal.log)
-        run = Run(documents, source_language(languages[0], prefix), journal)
-        rules = rules_for(session, config.options, prefix, frozenset(terms))
+        language, target = source_language(languages[0], prefix), target_language(languages[1], prefix)
+        rules = rules_for(session, config.options, prefix, frozenset(terms), match)
+        has_match = None if match is None else rules.has_match
+        run = Run(documents, language, target, journal, found.failures, has_match)
         limit: dict[str, Any] = {"max_tokens": config.options.max_tokens} if "max_tokens" in config.given else {}
         steps = partial(run.steps, rules)
         decoder = DocumentDecoder(session, rules, prefix=prefix, slots=flags.slots, steps=steps, **limit)
         try:
             with memory_writer(flags, options.unit, languages) as add_pair:
-                run.decode(decoder, add_pair, total_size(flags.files))
+                run.decode(decoder, add_pair, total_size(documents))
         except KeyboardInterrupt:
             way_out = "" if journal is None else "; run the same command again to continue"
             say(f"\ndocument: interrupted after {run.finished} pieces{way_out}")
             return 130
-        if journal is not None:
+        if journal is not None and not any(document.error for document in documents):
             journal.log.remove()
     return finish(run, decoder.scheduler, config, pair.folders | settings, flags)
 
@@ -145,15 +165,88 @@ def read_terms(path: Path) -> list[str]:
     return sorted({line for line in lines if line})
 
 
-def document_of(name: str, output: Path | None, options: DocumentOptions) -> Document:
-    """Return a document that is not open yet. Raises `InputError` for an unsupported format."""
+def readable_documents(
+    found: FoundDocuments,
+    places: Destinations,
+    options: DocumentOptions,
+    output_encoding: str | None,
+    stack: ExitStack,
+) -> list[Document]:
+    """Return the documents that can be read. The errors of other documents in folders are added to `found.failures`.
+
+    Raises `InputError` for another document that cannot be read, and if none of the documents can be read.
+    """
+    readable: list[Document] = []
+    for name, output in zip(found.files, places.outputs, strict=True):
+        document = document_of(name, output, options, output_encoding, is_alone=name not in found.in_folders)
+        document.import_parser()
+        try:
+            document.check(stack)
+        except InputError as error:
+            if name not in found.in_folders:
+                raise
+            found.failures[name] = error
+        else:
+            readable.append(document)
+    if not readable:
+        errors = [*found.failures.values()]
+        if len(errors) == 1:
+            raise errors[0]
+        each = joined(" | ", (error.problem for error in errors))
+        raise InputError(Message("none of the documents can be read ({each})", each=each), "files", "repair them")
+    for name in ("unwrap", "fields"):
+        if getattr(options, name) and not any(getattr(each.options, name) for each in readable):
+            raise InputError("has no effect on the formats of these documents", name, "leave it out")
+    if output_encoding is not None and all(FORMATS[each.file.format].has_references for each in readable):
+        raise InputError("has no effect on HTML, which keeps its encoding", "output_encoding", "leave it out")
+    if options.encoding is not None:
+        for document in readable:
+            note_encoding(document.file, options.encoding)
+    for line in found.notes():
+        say(line)
+    if found.failures:
+        count = len(found.failures)
+        say(f"{count} {'file' if count == 1 else 'files'} cannot be read, and will be named at the end")
+    return readable
+
+
+def note_encoding(file: DocumentFile, given: str) -> None:
+    """Print a note if a document probably has another encoding than the given one."""
+    if file.own_encoding not in (None, encoding_named(given)):
+        say(f"note: {file.name} is read as {label_of(file.own_encoding or '')}, which it declares, not as {given}")
+    elif file.is_utf8:
+        say(f"note: {file.name} is read as {given}, but is also valid UTF-8")
+
+
+def document_of(
+    name: str,
+    output: Path | None,
+    options: DocumentOptions,
+    output_encoding: str | None = None,
+    *,
+    is_alone: bool = True,
+) -> Document:
+    """Return a document that is not open yet. Raises `InputError` for an unsupported format.
+
+    output_encoding: The encoding of the output (default: the document's).
+    is_alone: Whether each option must have an effect on this document.
+    """
     is_stdin = name == STANDARD
-    file = DocumentFile(sys.stdin.buffer if is_stdin else Path(name), options, "standard input" if is_stdin else name)
-    return Document(file, output, replace(options, format=file.format))
+    way_out = "name its {encoding}" if options.encoding is None else "name another {encoding}"
+    file = DocumentFile(
+        sys.stdin.buffer if is_stdin else Path(name),
+        options,
+        "standard input" if is_stdin else name,
+        output_encoding=None if output_encoding is None else encoding_named(output_encoding),
+        way_out=Message(f"{way_out}, or {{convert}}", convert=WAY_OUT),
+    )
+    own = replace(options, format=file.format) if is_alone else options.for_format(file.format)
+    return Document(file, output, own)
 
 
-def total_size(names: Sequence[str]) -> int | None:
+def total_size(documents: Sequence[Document]) -> int | None:
     """Return the total size of the documents in bytes, or None if one of them is not a regular file."""
+    names = [document.file.name for document in documents]
     return sum(map(os.path.getsize, names)) if all(map(os.path.isfile, names)) else None
 
 
@@ -224,21 +317,29 @@ class Run:
     Args:
         documents: The documents.
         language: The ISO code of the documents' language.
+        target: The BCP 47 tag of the outputs' language, or None if unknown.
         journal: The journal, or None if the document goes to standard output.
+        failures: The errors of the documents that cannot be read or written, keyed by name.
+        has_match: See `parts_of`.
 
     Attributes:
         current: The document whose part was read last.
         finished: The number of pieces whose outputs are known.
         pieces: The number of pieces that have been written.
+        matches: How many of them are from the memory.
         seconds: The elapsed time.
     """
 
     documents: Sequence[Document]
     language: str
+    target: str | None
     journal: Journal | None
+    failures: dict[str, InputError] = field(default_factory=dict)
+    has_match: Callable[[Piece], bool] | None = None
     current: Document | None = None
     finished: int = 0
     pieces: int = 0
+    matches: int = 0
     seconds: float = 0.0
 
     def parts(self) -> Iterator[Literal | Piece]:
@@ -246,7 +347,8 @@ class Run:
         for document in self.documents:
             self.current = document
             with document.reading():
-                yield from parts_of(document.file.lines, document.options, self.language)
+                lines = document.file.lines
+                yield from parts_of(lines, document.options, self.language, self.target, self.has_match)
             yield END
 
     def steps(self, rules: Rules, number: int, piece: Piece) -> Steps:
@@ -279,9 +381,13 @@ class Run:
 
             scheduler.on_output = show_rate
             for document, part, piece in write_documents(self.documents, decoded, write_to_stdout, replaces=replaces):
-                done += len(document.file.encode(part.raw))
+                done += document.file.num_bytes(part.raw)
+                if document.error is not None and document.file.name not in self.failures:
+                    self.failures[document.file.name] = document.error
+                    say(f"note: {document.error.message(flag)}")
                 if piece is not None:
                     self.pieces += 1
+                    self.matches += piece.from_memory
                     if add_pair is not None and not any(each.kind == FAILED for each in piece.findings):
                         add_pair(piece.source, piece.text)
                     show_rate()
@@ -301,9 +407,23 @@ def finish(
     found = {document.file.name: document.findings for document in run.documents}
     lists = (report(findings, name) for name, findings in found.items())
     notes = summary_notes(stats, config.options, scheduler.num_prompts, 0)
-    say("\n".join([summary, *notes, *chain.from_iterable(lists)]))
+    if run.matches:
+        notes.append(f"LOSSY: {run.matches} segment{'s' * (run.matches > 1)} from the memory, not decoded")
+    failed = [error.message(flag) for error in run.failures.values()]
+    if failed:
+        total = len({*found, *run.failures})
+        failed.insert(0, f"{len(failed)} of {total} {'document was' if total == 1 else 'documents were'} not written:")
+    say("\n".join([summary, *notes, *chain.from_iterable(lists), *failed]))
     if flags.stats_json is not None:
-        counts = {"pieces": run.pieces, "prompts": scheduler.num_prompts, "seconds": run.seconds, "slots": flags.slots}
+        counts = {
+            "pieces": run.pieces,
+            "matches": run.matches,
+            "prompts": scheduler.num_prompts,
+            "seconds": run.seconds,
+            "slots": flags.slots,
+        }
         listed = [{"file": name, **each._asdict()} for name, findings in found.items() for each in findings]
-        write_stats(flags.stats_json, {**settings, **counts, **stats.as_dict(), "findings": listed})
-    return int(flags.check and any(found.values()))
+        statistics = stats.as_dict() | {"lossless": stats.lossless and not run.matches}
+        failures = [{"file": name, "error": error.message(flag)} for name, error in run.failures.items()]
+        write_stats(flags.stats_json, {**settings, **counts, **statistics, "findings": listed, "failures": failures})
+    return 2 if failed else int(flags.check and any(found.values()))

@@ -6,12 +6,12 @@ session, a server or a test can drive it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 
 from ..rows.parts import Output
-from .findings import CUT, FAILED, LOOP, LOST, MARKUP, PARTS, SHOWN, SPLIT, Finding
+from .findings import CUT, FAILED, LOOP, LOST, MARKUP, MATCH, PARTS, SHOWN, SPLIT, Finding
+from .matches import LINE_ENDS, FindMatch, lacking, matched_piece, unplaced_markup, whole_part
 from .output_checks import loop_in
 from .pieces import Piece, around_tokens, divide
 from .places import enclosed_texts, find_places
@@ -19,8 +19,6 @@ from .required_parts import lost_characters, lost_parts, required_parts, spans_a
 from .results import DecodedPiece, DecodedText
 from .splitting import Span, fitting_spans
 from .survival import lost_numbers, lost_signs
-
-LINE_ENDS = re.compile(r"[\r\n]+")
 
 
 @dataclass(frozen=True)
@@ -30,10 +28,17 @@ class Rules:
     Args:
         fits: Returns whether the model accepts a text as a prompt.
         terms: Terms that must appear unchanged in the output, in addition to what `survival` finds.
+        match: Returns a target that is used instead of decoding the text of a piece, or None.
     """
 
     fits: Callable[[str], bool] = lambda text: True
     terms: Collection[str] = ()
+    match: FindMatch = lambda text: None
+
+    def has_match(self, piece: Piece) -> bool:
+        """Return whether a piece has a complete match, without decoding the text that its markup encloses."""
+        target = self.match(piece.text)
+        return target is not None and not lacking(piece, matched_piece(piece, target, {}), self.terms)
 
 
 Steps = Generator[list[str], list[Output], DecodedPiece]
@@ -44,10 +49,21 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
 
     If the output lacks a required part, that part is copied and only the text around it is decoded. If another required
     part is lost this time, all required parts are copied and only the text around them is decoded, so nothing is lost.
+
+    A piece with a complete match (see `matches.py`) is not decoded. Only the text that its markup encloses is decoded,
+    if the markup cannot be placed otherwise.
     """
+    findings = []
+    if (target := rules.match(piece.text)) is not None:
+        matched = matched_piece(piece, target, {})
+        if unplaced_markup(piece, matched):
+            matched = matched_piece(piece, target, (yield from _enclosed_outputs([whole_part(piece)], rules)))
+        missing = lacking(piece, matched, rules.terms)
+        if not missing:
+            return matched
+        findings.append(Finding(piece.line, MATCH, ", ".join(missing)))
     spans = fitting_spans(piece.text, rules.fits)
     decoded = yield from _decode_parts(piece, spans, rules)
-    findings = []
     if len(spans) > 1:
         what = f"divided into {len(spans)} prompts, because the model does not accept it as one"
         findings.append(Finding(piece.line, SPLIT, what))
@@ -75,11 +91,7 @@ def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
         without_added_stop(LINE_ENDS.sub(" ", output.text).strip(), part.text)
         for part, output in zip(parts, outputs, strict=True)
     ]
-    wanted = {text for part in parts for text in enclosed_texts(part) if rules.fits(text)}
-    known: dict[str, str] = {}
-    if wanted:
-        ordered = sorted(wanted)
-        known = dict(zip(ordered, (output.text for output in (yield ordered)), strict=True))
+    known = yield from _enclosed_outputs(parts, rules)
     decoded, findings = [], []
     for part, output, text in zip(parts, outputs, texts, strict=True):
         if output.error is not None or not text:
@@ -90,6 +102,12 @@ def _decode_parts(piece: Piece, spans: Sequence[Span], rules: Rules) -> Steps:
         decoded.append(DecodedText(text, find_places(part, text, known)))
         findings += check(part, output, decoded[-1])
     return DecodedPiece(piece.text, spans, decoded, findings)
+
+
+def _enclosed_outputs(parts: Sequence[Piece], rules: Rules) -> Generator[list[str], list[Output], dict[str, str]]:
+    """Return the output for each text that markup encloses. Yields all of these texts as one list of prompts."""
+    wanted = sorted({text for part in parts for text in enclosed_texts(part) if rules.fits(text)})
+    return dict(zip(wanted, (output.text for output in (yield wanted)), strict=True)) if wanted else {}
 
 
 def without_added_stop(output: str, source: str) -> str:

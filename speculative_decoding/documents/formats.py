@@ -11,8 +11,9 @@ from typing import Any, cast
 from ..errors import InputError, Message
 from .tokens import Part
 
-# (lines of a document with their line ends, `DocumentOptions`) -> parts of the document
-Parse = Callable[[Iterable[str], Any], Iterator[Part]]
+# (lines of a document with their line ends, `DocumentOptions`, BCP 47 tag of the output's language or None if unknown)
+# -> parts of the document
+Parse = Callable[[Iterable[str], Any, str | None], Iterator[Part]]
 INSTALL = 'pip install "speculative-decoding[documents]"'
 
 
@@ -25,12 +26,20 @@ class Format:
         suffixes: The suffixes of its files.
         streams: Whether documents are read line by line, so that memory use does not depend on their size.
         has_errors: Whether `parse` may raise `InputError`.
+        is_data: Whether files with these suffixes are often not documents, such as package.json. They are left out when
+            a folder is searched for documents of all formats.
+        has_references: Whether characters that a document's encoding lacks are written as references such as "&#8222;".
+            The output then keeps the encoding.
+        is_bilingual: Whether a document contains both sources and targets. See `tokens.py`.
     """
 
     module: str
     suffixes: tuple[str, ...]
     streams: bool = False
     has_errors: bool = False
+    has_references: bool = False
+    is_bilingual: bool = False
+    is_data: bool = False
 
     @property
     def parse(self) -> Parse:
@@ -49,10 +58,21 @@ MARKDOWN_SUFFIXES = (
 FORMATS = {
     "text": Format("plain", (".txt", ".text", ".log"), streams=True),
     "markdown": Format("markdown", MARKDOWN_SUFFIXES, has_errors=True),
-    "html": Format("html", (".html", ".htm", ".xhtml")),
+    "html": Format("html", (".html", ".htm", ".xhtml"), has_references=True),
     "srt": Format("subtitles", (".srt",)),
     "vtt": Format("subtitles", (".vtt",)),
+    "json": Format("json_tree", (".json", ".arb"), has_errors=True, is_data=True),
     "jsonl": Format("json_lines", (".jsonl", ".ndjson"), streams=True, has_errors=True),
+    "csv": Format("table", (".csv", ".psv"), streams=True, has_errors=True, is_data=True),
+    "tsv": Format("table", (".tsv", ".tab"), streams=True, has_errors=True, is_data=True),
+    "po": Format("po", (".po", ".pot"), has_errors=True, is_bilingual=True),
+    "xliff": Format(
+        "xliff",
+        (".xlf", ".xliff", ".mqxliff", ".mxliff", ".sdlxliff"),
+        has_errors=True,
+        is_bilingual=True,
+        has_references=True,
+    ),
 }
 BY_SUFFIX = {suffix: name for name, each in FORMATS.items() for suffix in each.suffixes}
 # How to convert other well-known formats -> their suffixes
@@ -67,15 +87,12 @@ CONVERSIONS = {
     "convert it to SRT with FFmpeg": "aqt ass jss mpl2 pjs rt sami smi ssa stl sub",
     "convert it to SRT with ttconv": "dfxp itt scc ttml",
     "convert it to SRT with Subtitle Edit": "sbv sup usf",
-    "convert it to text with po2txt (Translate Toolkit)": "po pot",
-    "convert it to PO and then to text with the Translate Toolkit": (
-        "catkeys dtd ini lang php properties qm resw resx strings ts wxl xlf xliff"
-    ),
+    "convert it to PO with the Translate Toolkit": ("catkeys dtd ini lang php properties qm resw resx strings ts wxl"),
     "extract its strings with xgettext": "c cc cpp cs go h hpp java js jsx lua mjs pl py rb rs sh tsx",
-    "convert it to JSON lines with jq": "arb geojson json json5 jsonc xcstrings",
-    "convert it to JSON lines with yq": "plist stringsdict toml yaml yml",
-    "convert it to JSON lines with Miller (mlr)": "csv psv tab tsv",
-    "save it as CSV, and convert the CSV file to JSON lines with Miller (mlr)": "numbers ods xls xlsm xlsx",
+    "convert it to JSON with json5 (npm)": "json5 jsonc",
+    "convert it to JSON lines with jq": "geojson xcstrings",
+    "convert it to JSON with yq": "plist stringsdict toml yaml yml",
+    "save it as CSV": "numbers ods xls xlsm xlsx",
     "convert its texts to HTML with xsltproc": "dita fodt rss svg tbx tmx xml xsl",
     "convert its texts to JSON lines with a Fluent parser": "ftl",
     "unpack it": "7z bz2 gz rar tar tgz xz zip zst",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from html import unescape
 from html.entities import html5
 from io import StringIO
+from itertools import chain
 
 from .html_scanner import ATTRIBUTE, BLOCK, FLOW, RAW, TEXT_TOKEN, TOKEN, WHITE_SPACE, Element, Scanner
 from .html_scanner import Token as SourceToken
@@ -20,11 +21,16 @@ MAX_TOKENS = 1024  # per block; a longer block is unlikely to be prose, and is d
 MAX_REFERENCE = 64  # characters; no code point has that many digits
 
 
-def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
+def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = None) -> Iterator[Part]:
     """Yield the parts of a document, which is read as a whole."""
-    source = StringIO(newline="")  # unlike "".join, this creates no list of lines, which have 50 bytes of overhead each
+    return Reader(read_whole(lines)).parts()
+
+
+def read_whole(lines: Iterable[str]) -> str:
+    """Join lines. Unlike "".join, this creates no list of lines, which have 50 bytes of overhead each."""
+    source = StringIO(newline="")
     source.writelines(lines)
-    return Reader(source.getvalue()).parts()
+    return source.getvalue()
 
 
 def escape_html(text: str) -> str:
@@ -34,7 +40,11 @@ def escape_html(text: str) -> str:
 
 def escape_xml(text: str) -> str:
     """Escape text for XML, which has no named reference for a no-break space."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\xa0", "&#160;")
+    return escape_markup(text).replace("\xa0", "&#160;")
+
+
+def escape_markup(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 class Reader:
@@ -177,6 +187,25 @@ class Content:
             Point(raw) if after.isspace() else Break(raw, line_break_text(before, after), is_required=False)
         )
         self._break = None
+
+    def is_open(self, name: str) -> bool:
+        return len(self._opened[name]) > 0
+
+    def drop_open(self, prefix: str) -> None:
+        """Turn markup that has not been closed, and whose name has this prefix, into points."""
+        opened = (places for name, places in self._opened.items() if name.startswith(prefix))
+        for index, _ in chain.from_iterable(opened):
+            self.tokens[index] = Point(self.tokens[index].raw)
+
+    def take_space(self) -> str:
+        """Remove the space at the end of the last token, if it is a text that ends with one, and return it."""
+        last = self.tokens[-1] if self.tokens else None
+        if not isinstance(last, Text) or last.raw != last.text or last.text[-1:] != " " or len(last.text.rstrip()) == 0:
+            return ""
+        self.tokens[-1] = Text(last.text[:-1], last.raw[:-1])
+        self._size -= 1
+        self._last = last.text[-2]
+        return " "
 
     def keep(self, start: int, raw: str) -> None:
         text = text_of(raw)

@@ -11,7 +11,7 @@ from ..runs.log import Log, LogFormat, parse_line
 from .pieces import Piece
 from .results import DecodedPiece
 
-LOG_FORMAT = LogFormat("output", version=2)
+LOG_FORMAT = LogFormat("output", version=3)
 
 
 class Journal:

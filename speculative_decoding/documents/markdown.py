@@ -35,7 +35,7 @@ CELL_END = re.compile(r"(?<!\\)\|")
 TYPES = {TITLE: LINES, PLAIN_TAG: PLAIN, HTML_TAG: HTML}  # tag of the event after a text -> type of content
 
 
-def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
+def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = None) -> Iterator[Part]:
     """Yield the parts of a Markdown document, which is read as a whole."""
     text = "".join(lines)
     outline = Outline(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -57,7 +57,7 @@ class Piece:
     Args:
         tokens: The tokens of its content. Their markup may begin or end in other pieces.
         line: The number of the document's line on which it begins, from 1.
-        write, write_start: See `Block`.
+        write, write_start, write_whole: See `Block`.
         ends_block: Whether it is the last piece of its block.
     """
 
@@ -65,6 +65,7 @@ class Piece:
     line: int
     write: Write = str
     write_start: Write = str
+    write_whole: Write = str
     ends_block: bool = False
 
     @cached_property
@@ -98,17 +99,25 @@ class Piece:
         return found
 
 
-def parts_of(lines: Iterable[str], options: DocumentOptions, language: str) -> Iterator[Literal | Piece]:
+def parts_of(
+    lines: Iterable[str],
+    options: DocumentOptions,
+    language: str,
+    target: str | None = None,
+    has_match: Callable[[Piece], bool] | None = None,
+) -> Iterator[Literal | Piece]:
     """Yield the parts of a document: pieces to decode, and literals to copy. Consecutive literals are joined.
 
     Args:
         lines: The lines of the document, each with its line end.
         options: How to read it.
         language: The ISO code of its language.
+        target: The BCP 47 tag of the output's language, which some bilingual formats require. None if unknown.
+        has_match: Returns whether a piece is not decoded. A block that is such a piece is not divided.
     """
     copied: list[str] = []
     size = 0
-    for part in FORMATS[options.format or "text"].parse(lines, options):
+    for part in FORMATS[options.format or "text"].parse(lines, options, target):
         is_copied = part.finding is None if isinstance(part, Literal) else not LETTER.search(part.text)
         if is_copied:
             copied.append(part.raw)
@@ -117,16 +126,24 @@ def parts_of(lines: Iterable[str], options: DocumentOptions, language: str) -> I
             yield Literal("".join(copied))
             copied, size = [], 0
         if not is_copied:
-            yield from [part] if isinstance(part, Literal) else pieces_of(part, options.unit, language)
+            yield from [part] if isinstance(part, Literal) else pieces_of(part, options.unit, language, has_match)
     if copied:
         yield Literal("".join(copied))
 
 
-def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piece]:
+def pieces_of(
+    block: Block, unit: str, language: str, has_match: Callable[[Piece], bool] | None = None
+) -> Iterator[Literal | Piece]:
     """Divide a block into sentences or lines, or make it a single piece. Code, formulas and numbers become literals.
 
-    Each text in an ICU message is divided separately, and the message's syntax is copied.
+    Each text in an ICU message is divided separately, and the message's syntax is copied. has_match: see `parts_of`.
     """
+    if has_match is not None and unit != "paragraph":
+        whole = [*pieces_of(block, "paragraph", language)]
+        pieces = [part for part in whole if isinstance(part, Piece)]
+        if pieces and all(map(has_match, pieces)):
+            yield from whole
+            return
     areas = [(0, len(block.text))]
     if parts := message_parts(block.text):
         block, areas = texts_of_message(block, parts)
@@ -138,6 +155,8 @@ def pieces_of(block: Block, unit: str, language: str) -> Iterator[Literal | Piec
         if last is not None:
             yield last
         last = copied_unless_language(each)
+        if block.write_whole is not str:
+            last = replace(last, write_whole=block.write_whole)
     if last is not None:
         yield replace(last, ends_block=True)
 

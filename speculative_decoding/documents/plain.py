@@ -18,7 +18,7 @@ CELL_END = re.compile(r"\s{2,}|\t")
 UNWRAPPED_CELL_END = re.compile(r"\s{3,}|\s?\t\s?")  # two spaces may just follow a sentence, or pad a justified line
 
 
-def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
+def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = None) -> Iterator[Part]:
     """Yield the parts of plain text. Memory use depends only on the longest line and a paragraph's size limits."""
     is_unwrapped = options.unwrap or options.unit == "paragraph"
     cell_end = UNWRAPPED_CELL_END if is_unwrapped else CELL_END

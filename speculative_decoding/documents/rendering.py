@@ -49,9 +49,23 @@ class Renderer:
         self._column = 0  # length of the current line of the block
         self._source_column = 0  # the same for the source
         self._widest = 0  # length of the source's longest line that ends with a break
+        self._whole = ""  # the beginning of a block that must be written as a whole
 
     def add(self, part: Literal | Piece, decoded: DecodedPiece | None = None) -> str:
-        """Return the text to write for a part. decoded: its output if it is a piece."""
+        """Return the text to write for a part. decoded: its output if it is a piece.
+
+        A block with `write_whole` is returned as a whole, with its last part.
+        """
+        text = self._add(part, decoded)
+        if part.write_whole is str:
+            return text
+        whole, self._whole = self._whole + text, ""
+        if part.ends_block:
+            return part.write_whole(whole)
+        self._whole = whole
+        return ""
+
+    def _add(self, part: Literal | Piece, decoded: DecodedPiece | None) -> str:
         if isinstance(part, Literal):
             return self._literal(part)
         assert decoded is not None

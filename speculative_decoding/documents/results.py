@@ -31,12 +31,14 @@ class DecodedPiece:
         spans: The decoded parts of the text. The text between them is copied.
         outputs: The output for each part.
         findings: The findings for the outputs.
+        from_memory: Whether the output is the target of an exact match, which was not decoded.
     """
 
     source: str
     spans: Sequence[Span]
     outputs: Sequence[DecodedText]
     findings: list[Finding] = field(default_factory=list)
+    from_memory: bool = False
 
     @property
     def text(self) -> str:
@@ -50,6 +52,7 @@ class DecodedPiece:
             "spans": [[*span] for span in self.spans],
             "outputs": [[output.text, output.places] for output in self.outputs],
             "findings": [[*finding] for finding in self.findings],
+            "from_memory": self.from_memory,
         }
 
     @classmethod
@@ -62,7 +65,8 @@ class DecodedPiece:
         spans = [(int(start), int(end)) for start, end in fields["spans"]]
         if len(spans) != len(outputs):
             raise ValueError("a span without an output")
-        return cls(str(fields["source"]), spans, outputs, [Finding(*each) for each in fields["findings"]])
+        findings = [Finding(*each) for each in fields["findings"]]
+        return cls(str(fields["source"]), spans, outputs, findings, bool(fields["from_memory"]))
 
 
 class DocumentPart(NamedTuple):
@@ -73,12 +77,14 @@ class DocumentPart(NamedTuple):
         source: The text of a decoded piece, or None for copied text.
         text: The output for the piece, or None for copied text.
         findings: The findings for the part.
+        from_memory: Whether the output is the target of an exact match in the memory, which was not decoded.
     """
 
     written: str
     source: str | None = None
     text: str | None = None
     findings: tuple[Finding, ...] = ()
+    from_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,11 +94,13 @@ class DecodedDocument:
     Args:
         text: The decoded text.
         findings: The findings, sorted by line.
-        pieces: The number of decoded pieces.
-        stats: The statistics, summed over all prompts.
+        pieces: The number of pieces.
+        stats: The statistics, summed over all prompts. `lossless` is False if some pieces are from the memory.
+        matches: How many of the pieces are targets of exact matches in the memory, which were not decoded.
     """
 
     text: str
     findings: list[Finding]
     pieces: int
     stats: GenerationStats
+    matches: int = 0

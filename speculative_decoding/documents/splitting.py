@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from itertools import accumulate, chain, pairwise
 
 from ..errors import Message, note
-from ..loading.language_map import language_of, languages_named
+from ..loading.language_map import language_of, language_tag, languages_named
 from .options import DocumentOptions
 from .survival import Required, must_survive
 
@@ -249,3 +249,9 @@ def is_attached(text: str, position: int) -> bool:
 def source_language(src_lang: str | None, prefix: str) -> str:
     """Return the source language's ISO code, from a model's code or a prefix that names the language, or else "en"."""
     return language_of(src_lang).code if src_lang else languages_named(prefix)[0] or "en"
+
+
+def target_language(tgt_lang: str | None, prefix: str) -> str | None:
+    """Return the target language's BCP 47 tag, from a model's code or a prefix that names the language."""
+    name = tgt_lang or languages_named(prefix)[1]
+    return language_tag(name) if name else None

@@ -86,7 +86,7 @@ class Cue(NamedTuple):
     finding: Finding | None = None
 
 
-def parse(lines: Iterable[str], options: DocumentOptions) -> Iterator[Part]:
+def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = None) -> Iterator[Part]:
     """Yield the parts of a document. If the options name no format, a document that begins with "WEBVTT" is VTT."""
     lines = iter(lines)
     first = next(lines, "")

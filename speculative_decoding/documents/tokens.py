@@ -2,6 +2,10 @@
 
 Joining the `raw` strings of all parts in order yields the document, so everything that is not decoded can be copied.
 Joining the `text` of a block's tokens yields the displayed text, which is decoded.
+
+A document in a bilingual format, such as PO or XLIFF, contains a target for each source. Sources and finished targets
+are literals. For each missing target, the parser yields a block with the source's text. Joining the `raw` strings
+therefore yields the document in which each missing target is a copy of its source.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from dataclasses import dataclass
 
 from .findings import Finding
 
+Write = Callable[[str], str]
+
 
 @dataclass(frozen=True, slots=True)
 class Literal:
@@ -18,11 +24,13 @@ class Literal:
 
     ends_block: False if it lies between two pieces of a block, such as the space between two sentences.
     finding: A finding about the copied text.
+    write_whole: See `Block`.
     """
 
     raw: str
     ends_block: bool = True
     finding: Finding | None = None
+    write_whole: Write = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +111,6 @@ class Point(Textless):
 Token = Text | Kept | Break | Open | Close | Point
 
 
-Write = Callable[[str], str]
-
-
 @dataclass(frozen=True)
 class Block:
     """A part of the document that consists of whole sentences, such as a paragraph, a heading, a table cell or a line.
@@ -115,12 +120,15 @@ class Block:
         line: The number of the document's line on which it begins, from 1.
         write: Escapes decoded text for the document, for example "&" as "&amp;". The default returns it unchanged.
         write_start: Escapes text that `write` returned once more if it starts a line. The default returns it unchanged.
+        write_whole: Escapes the finished block, for example by enclosing a cell in quotation marks if it needs them.
+            The default returns it unchanged.
     """
 
     tokens: Sequence[Token]
     line: int
     write: Write = str
     write_start: Write = str
+    write_whole: Write = str
 
     @property
     def text(self) -> str:

@@ -137,6 +137,15 @@ class TranslationMemory:
                     break
         return [(similarity, target) for target, similarity in found.items()]
 
+    def exact(self, source: str) -> str | None:
+        """Return the latest target of an equal source, or None if there is none.
+
+        Sources are equal if they are the same string, apart from leading and trailing white space. They are compared by
+        their 64-bit hashes. Raises `InputError` if the source is not a string.
+        """
+        source = validate("source", Text(may_be_empty=True), source)
+        return next(map(self._target, self._equal(source)), None)
+
     def _equal(self, source: str) -> list[int]:
         """Return the numbers of the latest pairs with this source, in descending order."""
         wanted = hash(source.strip())

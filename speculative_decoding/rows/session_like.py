@@ -23,6 +23,7 @@ class SessionLike(Protocol):
     draft_model: EncoderDecoder | DraftHead | None
     options: GenerationOptions
     slots: int
+    memory: Any  # a TranslationMemory, or None
     planner: PassPlanner
 
     def options_with(self, overrides: Mapping[str, Any]) -> GenerationOptions: ...

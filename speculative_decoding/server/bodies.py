@@ -111,8 +111,12 @@ def is_libretranslate(path: str) -> bool:
 
 def error_response(path: str, error: ServerError) -> JSONResponse:
     """Return an error response in the format of the API that the path belongs to."""
-    content = {"error": error.message} if is_libretranslate(path) else error.content
+    content = libretranslate_error(error) if is_libretranslate(path) else error.content
     return JSONResponse(content, error.status, dict(error.headers or {}))
+
+
+def libretranslate_error(error: ServerError) -> dict[str, str]:
+    return {"error": error.message}
 
 
 class EventStream(StreamingResponse):

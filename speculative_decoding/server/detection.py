@@ -30,9 +30,13 @@ class Detector:
         self._identifier: LanguageIdentifier | None = None
         self._codes: dict[str, str] = {}  # label of py3langid -> language code
 
+    @property
+    def is_installed(self) -> bool:
+        return util.find_spec("py3langid") is not None
+
     def require_installed(self, field: str) -> None:
         """Raise a `ServerError` for a field if py3langid is not installed."""
-        if util.find_spec("py3langid") is None:
+        if not self.is_installed:
             way_out = "pip install py3langid on the server, or name the language"
             problem = f"languages cannot be detected without py3langid; {way_out}"
             raise ServerError.of_field(field, problem, status=501)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO, StringIO
 from itertools import islice
@@ -18,7 +18,7 @@ from ..documents.pieces import Piece, parts_of
 from ..documents.reading import DocumentFile
 from ..documents.rendering import Renderer
 from ..documents.results import DecodedPiece
-from ..documents.splitting import effective_unit, source_language
+from ..documents.splitting import effective_unit, source_language, target_language
 from ..documents.tokens import Block, Literal
 from ..errors import InputError, Message
 from ..sampling import GenerationOptions
@@ -61,6 +61,9 @@ class Document:
         text: The content.
         options: The options for reading it.
         file: The file, or None for a text.
+
+    Attributes:
+        finished: The number of characters of `text` whose output has been written.
     """
 
     prompting: Prompting
@@ -72,13 +75,14 @@ class Document:
         self._options = replace(options, unit=effective_unit(options))
         self._renderer = Renderer()
         self._findings = DocumentFindings()
+        self.finished = 0
 
     def sample(self) -> str:
         """Return the beginning of the text without markup, for language detection."""
         if self._options.format == "text":
             return self.text
         found: list[str] = []
-        parts = FORMATS[self._options.format or "text"].parse(StringIO(self.text, newline=""), self._options)
+        parts = FORMATS[self._options.format or "text"].parse(StringIO(self.text, newline=""), self._options, None)
         for part in islice(parts, SAMPLE_PARTS):
             if isinstance(part, Block):
                 found.append(part.text)
@@ -90,7 +94,8 @@ class Document:
         """Set `prompting`, and `parts` to an iterator. Each step of the iterator may take seconds."""
         self.prompting = prompting
         language = source_language(prompting.options.src_lang, prompting.prefix)
-        self.parts = parts_of(StringIO(self.text, newline=""), self._options, language)
+        target = target_language(prompting.options.tgt_lang, prompting.prefix)
+        self.parts = parts_of(StringIO(self.text, newline=""), self._options, language, target)
         self._rules = Rules(fitting(prompting))
 
     def steps(self, part: Literal | Piece) -> Steps | None:
@@ -100,6 +105,7 @@ class Document:
     def add(self, part: Literal | Piece, result: DecodedPiece | None) -> str:
         """Return the output for the next part. result: The result of the part's steps, or None for a copied part."""
         self._findings.add(part, result)
+        self.finished += len(part.raw)
         return self._renderer.add(part, result)
 
     def findings(self) -> list[dict[str, Any]]:
@@ -122,14 +128,16 @@ def fitting(prompting: Prompting) -> Callable[[str], bool]:
     return is_allowed
 
 
-def open_file(content: bytes, name: str, format: str | None) -> Document:
+def open_file(content: bytes, name: str, format: str | None, columns: Sequence[str] = ()) -> Document:
     """Read a file. Raises `InputError`.
 
     format: One of the names in `FORMATS`. If None, the name's suffix determines the format.
+    columns: The columns of a table to decode.
     """
     if format is None and not PurePath(name).suffix:
         way_out = Message("rename it, or name a {format}")
         raise InputError(f"{name or 'a file without a name'}: has no suffix such as .txt", "file", way_out)
-    options = DocumentOptions(format=validate("format", Text(tuple(FORMATS)), format or format_of(name, "file")))
+    format = validate("format", Text(tuple(FORMATS)), format or format_of(name, "file"))
+    options = DocumentOptions(format=format, columns=columns)
     with DocumentFile(BytesIO(content), options, name) as file:
         return Document("".join(file.lines), options, file)

@@ -9,15 +9,16 @@ import asyncio
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
+from ..checkpoints.text import WAY_OUT
 from ..errors import InputError
 from .bodies import client_address
 from .errors import ServerError
@@ -31,24 +32,35 @@ if TYPE_CHECKING:
 async def translate_file(request: Request) -> Response:
     translator = text_translator(request, with_documents=True)
     files: KeptFiles = request.app.state.files
-    fields = await read_request(request, IN_FILES)
+    fields = await read_request(request, translator.fields(IN_FILES))
     client = client_address(request)
-    with files.reserve(client, len(fields["file"].content)):
-        given = await opened(request, fields["file"], fields.get("format"))
+    with ExitStack() as held:
+        held.enter_context(files.reserve(client, len(fields["file"].content)))
+        given = await opened(request, fields["file"], fields.get("format"), fields.get("columns", ()))
         request.scope["prompts"] = [given.text]
-        content = of_one(await translator.translate(request, [given], fields["source"], fields["target"]))
-        assert given.file is not None
-        name, suffix = file_names(given.file.name, fields["target"])
-        key = files.keep(client, name, suffix, given.file.preamble + given.file.encode(content.pop("translatedText")))
-    return JSONResponse({"translatedFileUrl": f"{own_address(request)}/download_file/{key}", **content})
+        translation = await translator.open(request, [given], fields, held)
+
+        def content() -> dict[str, Any]:
+            found = of_one(translation.fields())
+            assert given.file is not None
+            name, suffix = file_names(given.file.name, fields.get("target"))
+            try:
+                encoded = given.file.encode(found.pop("translatedText"))
+            except InputError as error:
+                raise ServerError.of(InputError(error.problem, way_out=WAY_OUT), subject="file") from None
+            key = files.keep(client, name, suffix, given.file.preamble + encoded)
+            return {"translatedFileUrl": f"{own_address(request)}/download_file/{key}", **found}
+
+        return await translation.respond(request, held, content, fields.get("stream", False), lambda new: {})
 
 
-async def opened(request: Request, part: Part, format: str | None) -> Document:
+async def opened(request: Request, part: Part, format: str | None, columns: Sequence[str]) -> Document:
     """Read the file of a request. Raises `ServerError`."""
     from .documents import open_file
 
     try:
-        return await in_thread(request, lambda: open_file(part.content, base_name(part.file_name), format))
+        name = base_name(part.file_name)
+        return await in_thread(request, lambda: open_file(part.content, name, format, columns))
     except InputError as error:
         raise ServerError.of(error, subject="file") from None
 
@@ -58,11 +70,15 @@ def base_name(name: str) -> str:
     return re.split(r"[/\\]", name)[-1]
 
 
-def file_names(name: str, target: str) -> tuple[str, str]:
-    """Return the name that users see for a translated file, such as talk_de for talk, and the suffix, such as .srt."""
+def file_names(name: str, target: str | None) -> tuple[str, str]:
+    """Return the name that users see for a translated file, such as talk_de for talk, and the suffix, such as .srt.
+
+    target: The target language, or None if the model has no languages; the name is then that of the source.
+    """
     path = PurePath(name)
     suffix = path.suffix if re.fullmatch(r"\.[A-Za-z0-9]{1,8}", path.suffix) else ""
-    return f"{name.removesuffix(suffix) or 'file'}_{target}", suffix
+    stem = name.removesuffix(suffix) or "file"
+    return stem if target is None else f"{stem}_{target}", suffix
 
 
 def own_address(request: Request) -> str:

@@ -25,6 +25,8 @@ PAGE = {  # file of the web page -> media type
     "/page.css": "text/css",
     "/page.js": "text/javascript",
     "/page_text.js": "text/javascript",
+    "/page_prompt.js": "text/javascript",
+    "/page_translation.js": "text/javascript",
     "/page_speech.js": "text/javascript",
     "/page_capture.js": "text/javascript",
 }

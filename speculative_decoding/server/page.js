@@ -1,6 +1,8 @@
-// Shared by both forms of the page: runs one job at a time, handles Stop, errors and the token, and shows colored text.
+// Shared by both forms of the page: runs one job at a time, handles Stop, errors, the token and dropped files, and shows
+// colored text.
 
 export const byId = (id) => document.getElementById(id);
+const POLL_MILLISECONDS = 500; // while the server loads its models
 let running = null; // the AbortController of the current job
 
 export const authorization = () => {
@@ -29,17 +31,28 @@ export async function* events(response) {
       if (line === "data: [DONE]") return;
       if (!line.startsWith("data: ")) continue;
       const event = JSON.parse(line.slice(6));
-      if (event.error) throw new Error(event.error.message);
+      if (event.error) throw new Error(messageOf(event));
       yield event;
     }
   }
 }
 
+// Return the message of an error in OpenAI's or LibreTranslate's format.
+const messageOf = ({ error }) => error.message ?? error;
+
+// Return a response, or throw its error. If the server asks for a token or a language, the page shows a field for it.
 export async function checked(response) {
   if (response.ok) return response;
-  if (response.status === 401) { byId("token-label").hidden = false; byId("token").focus(); }
   const body = await response.json().catch(() => null);
-  throw new Error(body?.error?.message ?? `The server answered with status ${response.status}.`);
+  if (response.status === 401) ask("token-label", "token");
+  if (body?.error?.param === "src_lang") ask("prompt-languages", "src-lang");
+  if (body?.error?.param === "tgt_lang") ask("prompt-languages", "tgt-lang");
+  throw new Error(body?.error ? messageOf(body) : `The server answered with status ${response.status}.`);
+}
+
+function ask(container, field) {
+  byId(container).hidden = false;
+  byId(field).focus();
 }
 
 export function summary({ usage, milliseconds }) {
@@ -49,7 +62,7 @@ export function summary({ usage, milliseconds }) {
   return `${usage.completion_tokens} tokens in ${milliseconds.toFixed(0)} ms; ${perCall} tokens per target call${draft}`;
 }
 
-function showError(error) {
+export function failed(error) {
   byId("summary").textContent = "";
   if (error.name === "AbortError") byId("summary").textContent = "Stopped.";
   else if (error instanceof TypeError) byId("problem").textContent = "The server cannot be reached. Is it running?";
@@ -57,8 +70,8 @@ function showError(error) {
 }
 
 function setBusy(isBusy) {
-  for (const button of document.querySelectorAll("button")) {
-    button.disabled = button.classList.contains("unavailable") || isBusy !== (button.id === "stop");
+  for (const each of document.querySelectorAll("button, #modes")) {
+    each.disabled = each.classList.contains("unavailable") || isBusy !== (each.id === "stop");
   }
 }
 
@@ -74,12 +87,12 @@ export async function run(job) {
   const starter = document.activeElement;
   const signal = nextSignal();
   setBusy(true);
-  if (starter.disabled) byId("stop").focus();
-  for (const id of ["output", "summary", "problem"]) byId(id).textContent = "";
+  if (starter.matches(":disabled")) byId("stop").focus();
+  for (const id of ["summary", "problem"]) byId(id).textContent = "";
   try {
     await job(signal);
   } catch (error) {
-    showError(error);
+    failed(error);
   } finally {
     running = null;
     const isAtStop = document.activeElement === byId("stop");
@@ -94,6 +107,36 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") stop();
   if (event.key === "Enter" && event.repeat && event.target === byId("stop")) event.preventDefault(); // the key that started the job is still held
 });
-fetch("/health").then((response) => response.json()).then((health) => {
-  if (health.status !== "ok") byId("problem").textContent = `The server is ${health.status}.`;
-}).catch(showError);
+
+// Call `start` when files have been dropped anywhere on the page and chosen in the form.
+export function acceptDrops(start) {
+  document.addEventListener("dragover", (event) => { if (hasFiles(event)) byId("drop").classList.add("over"); });
+  document.addEventListener("dragleave", () => byId("drop").classList.remove("over"));
+  document.addEventListener("drop", (event) => {
+    byId("drop").classList.remove("over");
+    if (!hasFiles(event) || running) return;
+    byId("file").files = event.dataTransfer.files;
+    start();
+  });
+}
+
+// Prevents the default for the whole page: when a file is dropped outside the form, browsers leave the page to open it.
+function hasFiles(event) {
+  const isFile = event.dataTransfer.types.includes("Files");
+  if (isFile) event.preventDefault();
+  return isFile;
+}
+
+// Wait until the server has loaded its models. Meanwhile, a message is shown, unless an error replaces it.
+export async function ready() {
+  const problem = byId("problem");
+  for (let shown = ""; ;) {
+    const { status } = await (await fetch("/health")).json();
+    const message = status === "ok" ? "" : `The server is ${status}.`;
+    if (message && status !== "loading") throw new Error(message);
+    if (message !== shown && problem.textContent === shown) problem.textContent = message;
+    if (!message) return;
+    shown = message;
+    await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
+  }
+}

@@ -1,6 +1,6 @@
 // The form for speech models: transcribes a file, or the microphone during a recording.
 
-import { appendSpan, authorization, byId, checked, events, nextSignal, run, summary } from "./page.js";
+import { acceptDrops, appendSpan, authorization, byId, checked, events, failed, nextSignal, ready, run, summary } from "./page.js";
 
 const RATE = 24000; // in Hz, the sample rate of OpenAI's Realtime API
 const MICROPHONE_PROBLEMS = { // name of a browser's error -> message
@@ -18,6 +18,7 @@ function showPieces(pieces) {
 }
 
 async function transcribe(signal) {
+  byId("output").textContent = "";
   const started = performance.now();
   byId("summary").textContent = "Transcribing...";
   const body = new FormData();
@@ -37,6 +38,7 @@ function showSummary(usage, milliseconds) {
 
 // Send the audio of the microphone, and show its text. Stop ends the recording; a second Stop ends the wait for text.
 async function record(signal) {
+  byId("output").textContent = "";
   const audio = new AudioContext({ sampleRate: RATE }); // before any await: browsers require a user action for audio
   let microphone = null, socket = null;
   try {
@@ -117,25 +119,10 @@ function whyNoMicrophone() {
   return "";
 }
 
-function dropFile(event) {
-  byId("drop").classList.remove("over");
-  if (!hasFiles(event) || byId("transcribe").disabled) return;
-  byId("file").files = event.dataTransfer.files;
-  byId("form").requestSubmit();
-}
-
-// Prevents the default for the whole page: when a file is dropped outside the form, browsers leave the page to open it.
-function hasFiles(event) {
-  const isFile = event.dataTransfer.types.includes("Files");
-  if (isFile) event.preventDefault();
-  return isFile;
-}
-
 byId("form").addEventListener("submit", (event) => { event.preventDefault(); run(transcribe); });
 byId("record").addEventListener("click", () => run(record));
-document.addEventListener("dragover", (event) => { if (hasFiles(event)) byId("drop").classList.add("over"); });
-document.addEventListener("dragleave", () => byId("drop").classList.remove("over"));
-document.addEventListener("drop", dropFile);
+acceptDrops(() => byId("form").requestSubmit());
+ready().catch(failed);
 const reason = whyNoMicrophone();
 byId("record-hint").textContent = reason;
 if (reason) {

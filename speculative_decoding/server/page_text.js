@@ -1,64 +1,43 @@
-// The form for text models: shows the output for a prompt, and compares it with the baseline.
+// The form for text models. Its three modes translate a text, translate a file, and show how a prompt is decoded.
 
-import { appendSpan, authorization, byId, checked, events, run, summary } from "./page.js";
+import { acceptDrops, byId, failed, ready, run } from "./page.js";
+import { generateAndCompare } from "./page_prompt.js";
+import { hasLanguages, showChoices, translateFile, translateText } from "./page_translation.js";
 
-const REPEATS = 3; // per comparison, because the first responses take longer and single measurements vary
+const JOBS = { text: translateText, file: translateFile, prompt: generateAndCompare };
 
-// Show the accepted tokens of a round, then its rejected draft tokens, then the target's token that replaces them.
-function showRound(round, parent) {
-  round.texts.forEach((text, i) => {
-    if (i === round.accepted) appendSpan(parent, "rejected", round.rejected);
-    appendSpan(parent, i < round.accepted ? "accepted" : "target", text);
-  });
-}
+const mode = () => byId("form").elements.mode.value;
 
-// Generate one text. Returns its usage, its seed, and the time from the request to the last token in milliseconds.
-async function generate(fields, parent, signal) {
-  const started = performance.now();
-  const response = await checked(await fetch("/v1/completions", {
-    method: "POST", headers: { "Content-Type": "application/json", ...authorization() }, signal,
-    body: JSON.stringify({ ...fields, stream: true, stream_options: { include_usage: true }, rounds: true }),
-  }));
-  let usage = null, seed = null, ended = started;
-  for await (const chunk of events(response)) {
-    usage = chunk.usage ?? usage;
-    for (const choice of chunk.choices) {
-      showRound(choice.round, parent);
-      seed = choice.seed ?? seed;
-      ended = performance.now();
-    }
+// Show the parts of the form for the current mode. The other parts are disabled, because hidden required fields would
+// prevent the form from being submitted.
+function showMode() {
+  for (const part of document.querySelectorAll("[data-modes]")) {
+    const isShown = part.dataset.modes.split(" ").includes(mode()) && (part.id !== "languages" || hasLanguages());
+    part.hidden = part.disabled = !isShown;
   }
-  return { usage, seed, milliseconds: ended - started };
+  byId("start").textContent = mode() === "prompt" ? "Generate" : hasLanguages() ? "Translate" : "Run";
+  byId("panes").className = mode();
 }
 
-// Generate two texts alternately, without showing them. Returns the median time of each in milliseconds.
-async function medianMilliseconds(fields, baselineFields, signal) {
-  const times = [[], []];
-  for (let i = 0; i < 2 * REPEATS; i++) {
-    const { milliseconds } = await generate(i % 2 ? baselineFields : fields, document.createElement("p"), signal);
-    times[i % 2].push(milliseconds);
-  }
-  return times.map((each) => each.sort((a, b) => a - b)[(REPEATS - 1) / 2]);
+function setMode(name) {
+  byId("form").elements.mode.value = name;
+  for (const id of ["problem", "summary"]) byId(id).textContent = "";
+  showMode();
 }
 
-async function generateAndCompare(signal) {
-  for (const id of ["baseline", "comparison"]) byId(id).textContent = "";
-  byId("baseline-section").hidden = !byId("compare").checked;
-  const fields = { prompt: byId("prompt").value, max_tokens: byId("max-tokens").valueAsNumber, temperature: byId("temperature").valueAsNumber };
-  const speculative = await generate(fields, byId("output"), signal);
-  byId("summary").textContent = summary(speculative);
-  if (!byId("compare").checked) return;
-  if (speculative.seed !== null) fields.seed = speculative.seed;
-  const baselineFields = { ...fields, num_draft_tokens: 0 };
-  const baseline = await generate(baselineFields, byId("baseline"), signal);
-  byId("comparison").textContent = "Measuring the speedup...";
-  [speculative.milliseconds, baseline.milliseconds] = await medianMilliseconds(fields, baselineFields, signal);
-  const speedup = (baseline.milliseconds / speculative.milliseconds).toFixed(2);
-  byId("summary").textContent = summary(speculative);
-  byId("comparison").textContent = `${summary(baseline)}; speedup ${speedup}x (medians of ${REPEATS} repeats)`;
+// Without the subpackage for documents, the server translates neither texts nor files.
+async function prepare() {
+  const canTranslate = await showChoices();
+  if (canTranslate) showMode();
+  else setMode("prompt");
+  byId("modes").hidden = !canTranslate;
 }
 
-byId("form").addEventListener("submit", (event) => { event.preventDefault(); run(generateAndCompare); });
+byId("form").addEventListener("submit", (event) => { event.preventDefault(); run(JOBS[mode()]); });
+byId("modes").addEventListener("change", () => setMode(mode()));
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); byId("form").requestSubmit(); }
 });
+acceptDrops(() => { setMode("file"); byId("start").focus(); });
+showMode();
+ready().then(prepare).catch(failed);

@@ -18,6 +18,7 @@ async def stream(
     event_of: Callable[[Item, Any], Mapping[str, Any] | None],
     last_events: Callable[[], Iterable[Mapping[str, Any]]],
     upload: Upload | None = None,
+    error_event: Callable[[ServerError], Mapping[str, Any]] = lambda error: error.content,
 ) -> AsyncGenerator[Mapping[str, Any] | str | None]:
     """Yield None once all items are queued, then the events of the stream.
 
@@ -29,7 +30,8 @@ async def stream(
         items: The prompts or the recording to decode.
         event_of: Returns the event for the progress of an item, or None if there is nothing to send.
         last_events: Returns the events to send when all items are finished.
-        upload: The upload of a recording.
+        upload: The upload of a recording or text.
+        error_event: Returns the last event for an error.
     """
     with service.request(items, upload) as client:
         await client.wait_until_queued()
@@ -39,10 +41,10 @@ async def stream(
                 event = None if found is None else event_of(*found)
                 if event is not None or found is None:
                     yield event
+            for event in last_events():
+                yield event
         except ServerError as error:
             service.metrics.errors.labels(error.code or error.status).inc()
-            yield error.content
+            yield error_event(error)
             return
-        for event in last_events():
-            yield event
         yield "[DONE]"

@@ -34,7 +34,10 @@ ReadPart: TypeAlias = "tuple[Document, Literal | Piece] | Exception | None"
 
 @dataclass(eq=False)
 class ClientText(ClientItem):
-    """The texts of a request, which are decoded one after another. Until finished, only the decoding thread uses them.
+    """The texts of a request, which are decoded one after another.
+
+    Until the texts are finished, only the decoding thread uses them. Other threads may read `written`, to which parts
+    are only appended.
 
     Args:
         texts: The texts. `begin` has been called for each of them.
@@ -50,7 +53,8 @@ class ClientText(ClientItem):
         waiting: Number of a prompt that is waiting for a turn -> the prompt.
         in_engine: Number of a prompt in an engine -> the engine.
         is_read: Whether all parts have been taken from `ahead`.
-        has_begun: Whether the client has been notified of the first output.
+        has_news: Whether the client's next notification is due once there is any output: no notification has been sent,
+            or parts have been written since the last one.
         total: The statistics of all prompts.
     """
 
@@ -69,7 +73,8 @@ class ClientText(ClientItem):
         self.written: dict[Document, list[str]] = {text: [] for text in self.texts}
         self.waiting: dict[Any, Mapping[str, Any]] = {}
         self.in_engine: dict[Any, PromptScheduler] = {}
-        self.is_read = self.has_begun = False
+        self.is_read = False
+        self.has_news = True
         self.total = GenerationStats()
 
     @property
@@ -257,9 +262,9 @@ class TextScheduler(PartScheduler):
             if text.is_read and not text.window:
                 del self.texts[number]
                 yield BatchResult(number, None)
-            elif text.total.generated_tokens and not text.has_begun:
-                text.has_begun = True
-                yield PromptProgress(number)  # the first output of the text
+            elif text.total.generated_tokens and text.has_news:
+                text.has_news = False
+                yield PromptProgress(number)
 
     def _take_turn(self, number: int, text: ClientText) -> None:
         for _ in range(MAX_COPIED):
@@ -302,6 +307,7 @@ class TextScheduler(PartScheduler):
             _, place = each.number
             for (own, part), found in text.window.receive(BatchResult(place, each.result)):
                 text.written[own].append(own.add(part, found.result))
+                text.has_news = True
 
 
 def text_scheduler(session: Session, limits: Limits) -> TextScheduler:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..errors import InputError
 from ..loading.task_prefixes import Pairs
-from ..sampling.values import Int, ListOf, Text, Union
+from ..sampling.values import Bool, Int, ListOf, Text, Union
 from ..subpackages import has_subpackage
 from .bodies import cancel_on_disconnect, client_address
 from .detection import Detection, Detector
@@ -28,6 +29,7 @@ from .languages import Languages, english_name
 from .multipart import MULTIPART
 from .service import Service
 from .texts import ClientText
+from .translation_response import Translation
 
 if TYPE_CHECKING:
     from .documents import Document, Prompting
@@ -38,17 +40,30 @@ LANGUAGES: Mapping[str, Field] = {
     "source": Field(Text(), required="a language, or auto", blank=True),
     "target": Field(Text(), required="a language", blank=True),
 }
+NO_LANGUAGE = Field(
+    refused="this model has no language pairs; leave source and target out, or start the server with --translate",
+    blank=True,
+)
+STREAM = Field(Bool(), blank=True)
 OF_ALL: Mapping[str, Field] = {"api_key": Field(Anything()), "file": Field(File(), ignored=True)}
 FIELDS: Mapping[str, Field] = {
     "q": Field(Union((ANY_TEXT, ListOf(ANY_TEXT))), required="a text", blank=True),
     **LANGUAGES,
     "format": Field(Text(FORMATS), blank=True),
     "alternatives": Field(Int(0), blank=True),
+    "stream": STREAM,
     **OF_ALL,
 }
 DETECTED: Mapping[str, Field] = {"q": Field(Text(), required="a text", blank=True), **OF_ALL}
 FILE = Field(File(), required="a file as multipart/form-data")
-IN_FILES: Mapping[str, Field] = {**LANGUAGES, "format": Field(), **OF_ALL, "file": FILE}
+IN_FILES: Mapping[str, Field] = {
+    **LANGUAGES,
+    "format": Field(),
+    "columns": Field(ListOf(Text())),
+    "stream": STREAM,
+    **OF_ALL,
+    "file": FILE,
+}
 
 
 async def read_request(request: Request, table: Mapping[str, Field]) -> dict[str, Any]:
@@ -76,13 +91,21 @@ def text_translator(request: Request, *, with_documents: bool = False) -> Transl
 
 async def translate(request: Request) -> Response:
     translator = text_translator(request, with_documents=True)
-    fields = await read_request(request, FIELDS)
+    fields = await read_request(request, translator.fields(FIELDS))
     texts = given_texts(fields)
     request.scope["prompts"] = [each.text for each in texts]
-    content = await translator.translate(request, texts, fields["source"], fields["target"])
-    if fields.get("alternatives"):  # the server computes only one translation
-        content["alternatives"] = [[] for _ in texts]
-    return JSONResponse(of_one(content) if isinstance(fields["q"], str) else content)
+    shape = of_one if isinstance(fields["q"], str) else dict[str, Any]
+    with ExitStack() as held:
+        translation = await translator.open(request, texts, fields, held)
+
+        def content() -> dict[str, Any]:
+            found = translation.fields()
+            if fields.get("alternatives"):  # the server computes only one translation
+                found["alternatives"] = [[] for _ in texts]
+            return shape(found)
+
+        is_streamed = fields.get("stream", False)
+        return await translation.respond(request, held, content, is_streamed, lambda new: shape({"delta": new}))
 
 
 def of_one(content: Mapping[str, list[Any]]) -> dict[str, Any]:
@@ -132,6 +155,7 @@ async def frontend_settings(request: Request) -> Response:
             "filesTranslation": bool(formats),
             "frontendTimeout": 500,
             "language": default_languages(listed),
+            "languageDetection": translator.detector.is_installed,
             "suggestions": False,
             "supportedFilesFormat": formats,
         }
@@ -167,27 +191,28 @@ class Translator:
         """The languages of the model. Available once the service is ready."""
         return Languages(self.service.session.tokenizer, self.prefixes)
 
-    async def translate(
-        self, request: Request, texts: Sequence[Document], source: str, target: str
-    ) -> dict[str, list[Any]]:
-        """Translate texts from the `source` language; `AUTO` detects the language of each text. Raises `ServerError`.
+    def fields(self, table: Mapping[str, Field]) -> Mapping[str, Field]:
+        """Return a table of fields without languages if the model has none: each source is then a prompt."""
+        return table if self.languages.targets else {**table, **dict.fromkeys(LANGUAGES, NO_LANGUAGE)}
 
-        Returns the fields of the response; each is a list with an item per text. `findings` contains the places in the
-        output that a reader should check; LibreTranslate's API has no such field.
+    async def open(
+        self, request: Request, texts: Sequence[Document], fields: Mapping[str, Any], held: ExitStack
+    ) -> Translation:
+        """Admit texts. Raises `ServerError`.
+
+        Args:
+            request: The request.
+            texts: The texts.
+            fields: The fields `source` and `target`, both of which are missing if the model has no languages. `AUTO`
+                detects the language of each text.
+            held: Releases the memory of the texts when it exits.
         """
-        with self.service.upload(self.service.limits.max_body) as upload:
-            with self.service.opening(upload):
-                upload.add(sum(len(each.text) for each in texts))
-                beginning = upload.unless_failed(self._begin(request, texts, source, target))
-                item, found = await cancel_on_disconnect(request.receive, beginning)
-            await cancel_on_disconnect(request.receive, self.service.decode([item], upload))
-        written = {text: "".join(parts) for text, parts in item.written.items()}
-        fields: dict[str, list[Any]] = {
-            "translatedText": [written.get(each, each.text) for each in texts],
-            "detectedLanguage": found,
-            "findings": [each.findings() if each in written else [] for each in texts],
-        }
-        return {name: values for name, values in fields.items() if name == "translatedText" or any(values)}
+        upload = held.enter_context(self.service.upload(self.service.limits.max_body))
+        with self.service.opening(upload):
+            upload.add(sum(len(each.text) for each in texts))
+            beginning = self._begin(request, texts, fields.get("source", ""), fields.get("target", ""))
+            item, found = await cancel_on_disconnect(request.receive, upload.unless_failed(beginning))
+        return Translation(self.service, texts, item, found, upload)
 
     async def _begin(
         self, request: Request, texts: Sequence[Document], source: str, target: str
@@ -219,7 +244,7 @@ class Translator:
     def _prompting(self, source: str, target: str) -> Prompting:
         from .documents import Prompting
 
-        prefix, options = self.languages.pair(source, target)
+        prefix, options = self.languages.pair(source, target) if target else ("", {})
         session, limits = self.service.session, self.service.limits
         most = limits.max_output_tokens if session.model.max_positions is None else session.model.max_positions
         tokens = min(limits.max_output_tokens, most)

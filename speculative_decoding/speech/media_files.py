@@ -6,11 +6,11 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 
 from ..errors import InputError
+from ..runs.folders import files_below, identity, is_hidden
 from ..runs.places import folded
 
 NAMES = (
@@ -45,48 +45,18 @@ def recordings_in(paths: Sequence[str], output: Path | None = None) -> list[str]
 def search(folder: str, output: Path | None) -> Iterator[str]:
     """Yield the recordings in a folder, then those in its subfolders.
 
-    Hidden files are skipped. Each folder is searched only once, because links may form loops. Unreadable folders and
-    the placeholders of recordings in iCloud are also yielded, so that opening them reports an error.
+    Unreadable folders and the placeholders of recordings in iCloud are also yielded, so that opening them reports an
+    error.
     """
-    seen = {identity(each) for each in (folder, output) if each is not None and os.path.isdir(each)}
-    waiting = [folder]
-    while waiting:
-        current = waiting.pop()
-        try:
-            with os.scandir(current) as listed:
-                entries = sorted(listed, key=attrgetter("name"))
-        except OSError:
-            yield current
-            continue
-        folders = []
-        for entry in entries:
-            if entry.name.startswith(".") and not is_placeholder(entry.name):
-                continue
-            try:
-                own = identity(entry.path) if entry.is_dir() else None
-            except PermissionError:
-                yield entry.path
-                continue
-            except OSError:  # for example, a loop of links
-                own = None
-            if own is None:
-                name = entry.name.removesuffix(ICLOUD)
-                if os.path.splitext(name)[1].lower() in SUFFIXES:
-                    yield entry.path
-            elif own not in seen:
-                seen.add(own)
-                folders.append(entry.path)
-        waiting += reversed(folders)
+    for found in files_below(folder, output, lambda name: is_hidden(name) and not is_placeholder(name)):
+        name = os.path.basename(found.path).removesuffix(ICLOUD)
+        if found.is_unreadable or os.path.splitext(name)[1].lower() in SUFFIXES:
+            yield found.path
 
 
 def is_placeholder(name: str) -> bool:
     """Whether `name` belongs to the placeholder of a file that macOS has moved to iCloud, such as .talk.m4a.icloud."""
     return name.startswith(".") and name.endswith(ICLOUD) and len(name) > len(ICLOUD) + 1
-
-
-def identity(path: str | Path, follows: bool = True) -> tuple[int, int]:
-    status = os.stat(path, follow_symlinks=follows)
-    return status.st_dev, status.st_ino
 
 
 def without_repeats(recordings: Sequence[str]) -> list[str]:

@@ -152,7 +152,7 @@ def test_a_written_memory_has_the_decoded_pieces_and_makes_the_next_run_cheap(do
 REFUSED = {
     ("missing.txt",): "missing.txt: not readable",
     ("a.docx",): "FILE: a.docx: .docx is not supported; convert it to Markdown or HTML with pandoc",
-    ("a.txt", "app.po", "-o", "out"): "FILE: app.po: .po is not supported; convert it to text with po2txt ("
+    ("a.txt", "app.resx", "-o", "out"): "FILE: app.resx: .resx is not supported; convert it to PO with the "
     "Translate Toolkit",
     ("notes.de",): "FILE: notes.de: the suffix .de is unknown; read it with --format text",
     ("a.txt", "-o", "a.txt"): "--output: a.txt is already used by FILE",
@@ -194,7 +194,7 @@ def test_bad_arguments_are_one_line_with_status_2_before_weights_load(
     if "--write-memory" in arguments:
         pytest.importorskip("speculative_decoding.memory")
     monkeypatch.setattr(ModelPair, "load_weights", None)
-    for name in ("a.docx", "app.po", "notes.de"):
+    for name in ("a.docx", "app.resx", "notes.de"):
         Path(name).touch()
     Path("terms").touch()
     Path("terms.txt").touch()

@@ -17,15 +17,17 @@ READ = {
     **{"-": "text", "/dev/fd/63": "text", ".hidden": "text", "page.md": "markdown", "a.b.HTML": "html"},
     **{"talk.SRT": "srt", "talk.de.vtt": "vtt", "data.ndjson": "jsonl", "folder.po/notes": "text"},
     **{"page.mdx": "markdown", "page.qmd": "markdown", "page.Rmd": "markdown", "page.mkdn": "markdown"},
+    **{"de.po": "po", "messages.POT": "po"},
+    **{"de.json": "json", "app_de.arb": "json", "a.csv": "csv", "a.psv": "csv", "a.TSV": "tsv", "a.tab": "tsv"},
+    **{"app.xlf": "xliff", "app.de.XLIFF": "xliff", "a.docx.sdlxliff": "xliff", "a.mqxliff": "xliff"},
 }
 # A tool that documents support for each: pandoc --list-input-formats, ffmpeg -demuxers, converters of the Translate
 # Toolkit. docx, odt, rtf and epub are guards
 CONVERTED = {
-    **{"app.po": "po2txt", "app.pot": "po2txt", "app.xliff": "Translate Toolkit", "app.xlf": "Translate Toolkit"},
     **{"Main.strings": "Translate Toolkit", "app.properties": "Translate Toolkit", "strings.resx": "Translate Toolkit"},
     **{"app_de.ts": "Translate Toolkit", "app.ini": "Translate Toolkit", "lang.php": "Translate Toolkit"},
     **{"Localizable.stringsdict": "yq", "de.yaml": "yq", "de.yml": "yq", "a.toml": "yq", "app.ftl": "Fluent"},
-    **{"de.json": "jq", "app_de.arb": "jq", "a.csv": "mlr", "a.TSV": "mlr", "a.xlsx": "mlr", "strings.xml": "xsltproc"},
+    **{"a.json5": "json5", "a.jsonc": "json5", "a.geojson": "jq", "a.xlsx": "CSV", "strings.xml": "xsltproc"},
     **{
         "talk.ass": "FFmpeg",
         "talk.ssa": "FFmpeg",

@@ -71,7 +71,7 @@ def decode(folder: Path, *, force: bool = False, stop: int | None = None) -> int
         for document in documents:
             document.check(stack)
         journal = opened_journal(stack, {"unit": "line"}, places, force)
-        run = Run(documents, "en", journal)
+        run = Run(documents, "en", None, journal)
         prompts = SwappingPrompts()
 
         def add(source: str, target: str) -> None:
@@ -208,7 +208,7 @@ def test_memory_does_not_grow_with_a_text(folder: Path, tmp_path: Path) -> None:
     options = DocumentOptions(unit="line")
     documents = [document_of(*each, options) for each in zip(places.files, places.outputs, strict=True)]
     places.make_folder()
-    run = Run(documents, "en", None)
+    run = Run(documents, "en", None, None)
     tracemalloc.start()
     try:
         with ExitStack() as stack:

@@ -83,9 +83,14 @@ def test_the_format_is_named_or_that_of_the_suffix() -> None:
         (b"a\nb\0\n", "a.txt", "a.txt: line 2: contains a NUL character .character 2"),
         ("ab".encode("utf-16-le"), "a.md", "UTF-16 without a byte-order mark"),
         (b"<meta charset=x-unknown>", "a.html", "a.html: declares the encoding x-unknown, which is not supported"),
+        (
+            b'<?xml version="1.0" encoding="x\0"?>',
+            "a.xlf",
+            r"declares the encoding x.*, which is not supported",
+        ),
         (b"<meta charset=iso-2022-jp>", "a.html", "iso-2022-jp, which is not supported; convert it to UTF-8"),
-        (b"<meta charset=sjis>\x87\x90", "a.html", "a.html: has characters that cp932 can write in two ways"),
-        (b"<meta charset=latin1>\x81", "a.html", "a.html: line 1: not CP1252"),
+        (b"<meta charset=sjis>\x87\x90", "a.html", "a.html: has characters that shift_jis can write in two ways"),
+        (b"<meta charset=latin1>\x81", "a.html", "a.html: line 1: not windows-1252"),
         (b"<p>\xfc</p>", "a.html", "a.html: line 1: not UTF-8"),
     ],
 )
@@ -117,6 +122,13 @@ def test_html_is_read_in_the_encoding_that_it_declares(head: str, encoding: str)
     assert content_of(text.encode(encoding), "a.html") == text
     assert content_of(codecs.BOM_UTF8 + text.encode(), "a.html") == text
     assert content_of(text.encode(), "a.txt") == text
+
+
+def test_only_the_declaration_of_xml_determines_the_encoding_of_xliff() -> None:
+    text = "<xliff version='1.2'><note><![CDATA[<meta charset=latin1>]]></note>\xe9</xliff>"
+    assert content_of(text.encode(), "a.xlf") == text
+    declared = f"<?xml version='1.0' encoding='iso-8859-15'?>{text}\u20ac"
+    assert content_of(declared.encode("iso-8859-15"), "a.xlf") == declared
 
 
 def test_html_writes_characters_that_its_encoding_lacks_as_references() -> None:
@@ -159,15 +171,16 @@ def test_only_lines_of_formats_that_are_read_by_line_are_limited(monkeypatch: py
         content_of(b"12345678\n1234567890", "a.txt")
 
 
+@pytest.mark.parametrize("encoding", [None, "windows-1252"])
 @pytest.mark.parametrize(("name", "around"), [("a.txt", "*"), ("a.jsonl", '{"text": "*"}')])
-def test_memory_does_not_depend_on_the_size(name: str, around: str, tmp_path: Path) -> None:
+def test_memory_does_not_depend_on_the_size(name: str, around: str, encoding: str | None, tmp_path: Path) -> None:
     line = ("Word and word. " * 500).join(around.split("*")) + "\n"
     peaks = []
     for lines in [10, 500]:
         path = tmp_path / name
         path.write_text(line * lines)
         tracemalloc.start()
-        with DocumentFile(path, DocumentOptions()) as file:
+        with DocumentFile(path, DocumentOptions(encoding=encoding)) as file:
             options = DocumentOptions(format=file.format, unit="line")
             assert sum(len(part.raw) for part in parts_of(file.lines, options, "en")) == lines * len(line)
         peaks.append(tracemalloc.get_traced_memory()[1])

@@ -101,5 +101,11 @@ def test_a_document_is_a_text(pair: Session) -> None:
 
 def test_type_checkers_know_every_option_with_its_type() -> None:
     specs = {**option_specs(), **specs_of(DocumentOptions)}
-    types = {name: spec.annotation for name, spec in specs.items() if name != "max_document"}
-    assert get_type_hints(DocumentKeywords) == {**types, "prefix": str, "keep": Sequence[str], "slots": int | None}
+    types = {name: spec.annotation for name, spec in specs.items() if name not in ("encoding", "max_document")}
+    assert get_type_hints(DocumentKeywords) == {
+        **types,
+        "prefix": str,
+        "keep": Sequence[str],
+        "slots": int | None,
+        "use_matches": bool,
+    }

@@ -16,7 +16,7 @@ from speculative_decoding.documents.survival import Terms, is_within_word, lost,
 TERMS = frozenset({"Firefox", "Firefox Nightly", "C++", ".NET", "東京", "a b", "b c d", "5 GB"})
 # Runs that must survive whole, from the documentation of the programs that write them. OLD are guards
 OLD = {
-    "printf": ["%s", "%1$s", "%-5.2f", "%(name)s", "%%", "%dpx", "%@"],
+    "printf": ["%s", "%1$s", "%-5.2f", "%(name)s", "%%", "%dpx", "%@", "%m"],
     "variable": ["%PATH%", "$HOME"],
     "braces": ["{name}", "{0}", "{}", "{{ x }}", "${x}", "%{count}", "{% if x %}"],
     "tag": ["<0>", "</0>", "<br/>", "<br />", '<a href="x">'],
@@ -186,6 +186,19 @@ def test_only_the_sign_of_a_word_must_survive(text: str) -> None:
 )
 def test_url_ends_before_punctuation_of_the_sentence(text: str, url: str) -> None:
     assert found(text) == [url]
+
+
+@pytest.mark.parametrize(
+    ("text", "spans"),
+    [
+        ("lines (1-%d) of it", ["%d"]),
+        ("Step 1 %s of 2", ["%s"]),
+        ("Step 1 %(name)s of 2", ["%(name)s"]),
+        ("1 % or 5% of 5%ig, 7-%s", ["1 %", "5%", "5%", "%s"]),
+    ],
+)
+def test_a_placeholder_after_a_number_is_no_percent_sign(text: str, spans: list[str]) -> None:
+    assert found(text) == spans
 
 
 def test_terms_are_whole_words_and_the_longest_wins() -> None:

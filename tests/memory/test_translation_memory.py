@@ -245,3 +245,18 @@ def test_a_search_among_a_million_near_duplicates_is_fast_and_lets_other_threads
         )
     has_ended.set()
     thread.join()
+
+
+def test_an_exact_match_is_the_latest_target_of_an_equal_source() -> None:
+    sources = sentences(200)
+    rng = random.Random(1)
+    sources += [f" {rng.choice(sources)}\n" for _ in range(100)]
+    pairs = [(source, f"target {number}") for number, source in enumerate(sources)]
+    memory = TranslationMemory(pairs)
+    latest = {source.strip(): target for source, target in pairs}
+    for source in sources:
+        assert memory.exact(f"\t{source} ") == latest[source.strip()]
+        for other in (source.swapcase(), source.replace(" ", "  "), f"{source.strip()}!", ""):
+            assert memory.exact(other) == latest.get(other.strip())
+    with pytest.raises(InputError, match="source: must be"):
+        memory.exact(3)  # type: ignore[arg-type]

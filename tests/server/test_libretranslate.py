@@ -126,6 +126,14 @@ def test_the_format_of_a_file_may_be_named(server: Serving, german: list[str]) -
     assert json.loads(found.text) == {"text": german[2], "id": "The end."}
 
 
+def test_json_and_the_named_columns_of_tables_are_translated(server: Serving, german: list[str]) -> None:
+    found = download(server, send_file(server, "de.json", json.dumps({"a": [SENTENCES[2]]}).encode()))
+    assert json.loads(found.text) == {"a": [german[2]]}
+    table = f'id,text\nThis is kept.,"{SENTENCES[2]}"\n'
+    found = download(server, send_file(server, "a.csv", table.encode(), columns="text"))
+    assert found.text == table.replace(SENTENCES[2], german[2])
+
+
 def test_links_behind_a_proxy_with_tls_are_encrypted(guarded: Serving) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}", "X-Forwarded-Proto": "https"}
     with guarded.client(headers=headers) as client:
@@ -135,13 +143,16 @@ def test_links_behind_a_proxy_with_tls_are_encrypted(guarded: Serving) -> None:
 
 REFUSED: list[tuple[str, bytes, dict[str, str], str]] = [
     ("a.docx", b"PK", {}, "file: a.docx: .docx is not supported; convert it to Markdown or HTML with pandoc"),
-    ("app.po", b'msgid "a"', {}, "file: app.po: .po is not supported; convert it to text with po2txt"),
-    ("app.json", b"{}", {}, "app.json: .json is not supported; convert it to JSON lines with jq"),
+    ("app.resx", b"<root/>", {}, "file: app.resx: .resx is not supported; convert it to PO with the"),
+    ("app.json5", b"{}", {}, "app.json5: .json5 is not supported; convert it to JSON with json5"),
     ("talk.ass", b"[Events]", {}, "talk.ass: .ass is not supported; convert it to SRT with FFmpeg"),
     ("a.xyz", b"a", {}, "a.xyz: the suffix .xyz is unknown; read it with format text"),
     ("README", b"a", {}, "README: has no suffix such as .txt; rename it, or name a format"),
     ("a.txt", b"a\xffb", {}, "a.txt: line 1: not UTF-8"),
     ("a.jsonl", b'{"text": 3', {}, "line 1"),
+    ("a.json", b'{"a": "b",}', {}, "line 1: not JSON"),
+    ("a.csv", b"id,text", {}, "columns: csv needs the columns to decode; name some of 'id', 'text'"),
+    ("a.txt", b"a", {"columns": "text"}, "columns: has no effect with format text"),
     ("a.txt", b"a", {"format": "exe"}, "format: must be one of"),
     ("a.txt", b"a", {"sources": "en"}, "sources: unknown field; did you mean source?"),
     ("a.txt", b"a", {"target": "fr"}, "target: source and target must be a supported pair (en:de), not en:fr"),
@@ -158,6 +169,15 @@ def test_refused_files_are_named(
     assert "\n" not in response.json()["error"] and server.service.admitted == 0
 
 
+def test_a_file_whose_encoding_lacks_a_character_of_the_output_is_refused(server: Serving) -> None:
+    header = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=us-ascii\\n"\n\n'
+    response = send_file(server, "a.po", f'{header}msgid "{SENTENCES[0]}"\nmsgstr ""\n'.encode())
+    assert (
+        response.status_code == 400
+        and "ascii cannot write 'ü' (U+00FC); convert it to UTF-8" in response.json()["error"]
+    )
+
+
 def test_user_interfaces_get_their_settings(server: Serving, guarded: Serving) -> None:
     for each, needs_token in ((server, False), (guarded, True)):
         with each.client() as client:
@@ -169,13 +189,15 @@ def test_user_interfaces_get_their_settings(server: Serving, guarded: Serving) -
 
 
 def test_the_listed_suffixes_are_exactly_those_that_files_may_have(server: Serving) -> None:
-    from speculative_decoding.documents.formats import CONVERSION_OF
+    from speculative_decoding.documents.formats import BY_SUFFIX, CONVERSION_OF
 
     with server.client() as client:
         listed = client.get("/frontend/settings").json()["supportedFilesFormat"]
     for suffix in [*listed, *[*CONVERSION_OF][::7], "", ".unknown"]:
-        content = b'{"text": "1"}' if suffix in (".jsonl", ".ndjson") else b"1"
-        sent = send_file(server, f"a{suffix.upper()}", content)
+        contents = {"jsonl": b'{"text": "1"}', "po": b"# 1", "xliff": b"<xliff version='1.2'/>"}
+        format = BY_SUFFIX.get(suffix, "")
+        columns = {"columns": "1"} if format in ("csv", "tsv") else {}
+        sent = send_file(server, f"a{suffix.upper()}", contents.get(format, b"1"), **columns)
         assert (sent.status_code == 200) is (suffix in listed), sent.json()
         assert sent.status_code in (200, 400)
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
-import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,27 +19,30 @@ import pytest
 
 from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.server.limits import Limits
+from tests.support.pages import (
+    PHONE,
+    drop,
+    needs_chromium,
+    opened,
+    press,
+    require_fit,
+    require_labels,
+    shown,
+    started,
+    wait,
+)
 from tests.support.serving import Serving, bundled, held, serving
 from tests.support.speech import Letters, noise, speech_model, wav
 from tests.support.tiny import noisy_copy
-from tests.support.waiting import PATIENCE, eventually
+from tests.support.waiting import eventually
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PROMPT = "translate English to German: This function removes the last element of an array."
 TOKEN = "correct-horse=battery/(100%)"  # with characters that are invalid in a subprotocol
 RECORDING = noise(0, 0.9)
 PITCH = 1000.0  # Hz
 NAMED = "speech.example"  # a host name that is not a secure context over http
-PHONE: dict[str, Any] = {"viewport": {"width": 400, "height": 700}, "color_scheme": "dark"}
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium")
-
-
-@contextmanager
-def started(*arguments: str) -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        yield driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *arguments])
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +53,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     microphone = "--use-fake-device-for-media-stream", f"--use-file-for-fake-audio-capture={file}"
     with started(*microphone, f"--host-resolver-rules=MAP {NAMED} 127.0.0.1") as found:
         yield found
-
-
-def opened(browser: Any, server: Serving, url: str = "", **options: Any) -> tuple[Any, list[str]]:
-    """Open the page, and close the previous one. Returns the page and its console messages."""
-    for context in browser.contexts:
-        context.close()
-    page = browser.new_page(**{"viewport": {"width": 900, "height": 660}} | options)
-    messages = list[str]()
-    page.on("console", lambda message: messages.append(message.text))
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    page.set_default_timeout(1000 * PATIENCE)
-    page.goto(url or server.url)
-    return page, messages
 
 
 @cache
@@ -82,20 +69,11 @@ def speech() -> Iterator[Serving]:
         yield server
 
 
-def is_gone(server: Serving) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", int(server.url.rpartition(":")[2]))) != 0
-
-
-def shown(page: Any, element: str, words: str) -> None:
-    """Wait until an element contains a text."""
-    page.locator(f"#{element}", has_text=words).wait_for()
-
-
 def test_typing_streaming_highlights_keys_and_errors(browser: Any) -> None:
     alone = bundled.__wrapped__().generate(PROMPT).text
     with serving() as server:
         page, messages = opened(browser, server)
+        page.check("[value=prompt]")
         page.fill("#prompt", PROMPT)
         page.keyboard.press("Control+Enter")
         shown(page, "summary", "tokens per target call")
@@ -103,7 +81,7 @@ def test_typing_streaming_highlights_keys_and_errors(browser: Any) -> None:
         assert "".join(text for class_name, text in spans if class_name != "rejected") == alone
         assert {"accepted", "target"} <= {class_name for class_name, _ in spans}
         page.check("#compare")
-        page.click("#generate")
+        page.click("#start")
         shown(page, "comparison", "(medians of 3 repeats)")
         assert re.search(r"speedup \d+\.\d\dx", page.text_content("#comparison"))
         assert (
@@ -113,50 +91,26 @@ def test_typing_streaming_highlights_keys_and_errors(browser: Any) -> None:
         assert page.eval_on_selector_all("#baseline > :not(.target)", "all => all.length") == 0
         assert not messages  # no blocked resource and no failed script
         page.fill("#prompt", "   ")
-        page.click("#generate")
+        page.click("#start")
         shown(page, "problem", "prompt: is empty")
-        for label in page.query_selector_all("textarea, input"):
-            assert label.evaluate("each => each.labels.length === 1")
+        require_labels(page)
         page.set_viewport_size({"width": 320, "height": 600})
         assert page.evaluate("document.documentElement.scrollWidth <= 320")
         page.focus("#prompt")
-        page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.id") == "max-tokens"
-        page.fill("#prompt", PROMPT)
-        server.server.should_exit = True
-        eventually(lambda: is_gone(server))
-        page.click("#generate")
-        shown(page, "problem", "server cannot be reached")
+        assert press(page, "Tab") == "max-tokens"
 
 
 @pytest.mark.slow
 def test_the_page_asks_for_a_token(browser: Any) -> None:
     with serving(token=TOKEN) as server:
         page, _ = opened(browser, server, color_scheme="dark")
-        page.click("#generate")
+        page.check("[value=prompt]")
+        page.click("#start")
         page.wait_for_selector("#token:visible")
         page.fill("#token", TOKEN)
         page.keyboard.press("Enter")
         shown(page, "summary", "tokens per target call")
         assert page.text_content("#problem") == ""
-
-
-def wait(page: Any, condition: Callable[[], bool]) -> None:
-    """Wait until a condition on the page is true."""
-    eventually(lambda: (page.wait_for_timeout(20), condition())[1])
-
-
-def require_fit(page: Any) -> None:
-    for width in (1200, 400):
-        page.set_viewport_size({"width": width, "height": 700})
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def press(page: Any, *keys: str) -> str:
-    """Press keys one after another. Returns the id of the element that has the focus afterwards."""
-    for key in keys:
-        page.keyboard.press(key)
-    return str(page.evaluate("document.activeElement.id"))
 
 
 def colors(page: Any) -> list[tuple[str, bool]]:
@@ -191,21 +145,9 @@ def test_a_file_is_transcribed_by_keyboard_alone(browser: Any, speech: Serving, 
     assert press(page) == "transcribe"
     assert colors(page) == drafted_letters() and {drafted for _, drafted in colors(page)} == {False, True}
     assert press(page, "Tab") == "record"
-    for label in page.query_selector_all("input"):
-        assert label.evaluate("each => each.labels.length === 1")
+    require_labels(page)
     require_fit(page)
     assert not messages
-
-
-def drop(page: Any, content: bytes) -> None:
-    make = """content => {
-        const transfer = new DataTransfer();
-        transfer.items.add(new File([Uint8Array.from(atob(content), (each) => each.charCodeAt(0))], "talk.wav"));
-        return transfer;
-    }"""
-    transfer = page.evaluate_handle(make, base64.b64encode(content).decode())
-    for event in ("dragover", "drop"):
-        page.dispatch_event("h1", event, {"dataTransfer": transfer})
 
 
 @pytest.mark.slow
@@ -328,9 +270,10 @@ def test_a_page_without_a_microphone_says_why(
 if __name__ == "__main__":
     with started() as browser, serving() as server:
         page, _ = opened(browser, server)
+        page.check("[value=prompt]")
         page.fill("#prompt", PROMPT)
         page.check("#compare")
         for _ in range(3):  # the first runs learn the acceptance rates of copies
-            page.click("#generate")
-            page.wait_for_selector("#generate:enabled")
+            page.click("#start")
+            page.wait_for_selector("#start:enabled")
         page.screenshot(path=sys.argv[1])

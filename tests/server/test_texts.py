@@ -177,6 +177,16 @@ def test_texts_of_a_request_share_the_prompts_that_it_may_have_in_the_engine() -
     assert ended(item) and outputs(item) == ["A\n\nB\r\nC", "D\rE\nF\nG"] and world.lane.is_idle
 
 
+def test_a_client_is_notified_of_the_first_output_and_whenever_parts_are_written() -> None:
+    world = World()
+    item = world.send("a\nb\nc\nd\ne")
+    found = []
+    for line in "bcade":
+        world.finish(line)
+        found.append((item.client._progress.qsize(), *outputs(item)))
+    assert found == [(1, ""), (1, ""), (2, "A\nB\nC\n"), (3, "A\nB\nC\nD\n"), (4, "A\nB\nC\nD\nE")]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_texts_come_out_line_by_line_in_whatever_order_prompts_finish(seed: int) -> None:
     rng = random.Random(seed)

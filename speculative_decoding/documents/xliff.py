@@ -1,0 +1,174 @@
+"""Parses XLIFF 1.2, 2.0 and 2.1. Each missing target is decoded from its source; finished targets are copied.
+
+A target is missing if there is none, if its state says so ("new", "needs-translation" or "initial"), or if it is empty
+and not finished. The new target contains the inline codes of the source. CDATA sections are written as escaped text.
+https://docs.oasis-open.org/xliff/v1.2/os/xliff-core.html, https://docs.oasis-open.org/xliff/xliff-core/v2.1/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from .html import read_whole
+from .messages import message_parts
+from .options import DocumentOptions
+from .pieces import text_without_kept
+from .splitting import needs_decoding
+from .tokens import Block, Literal, Part, line_ends
+from .xliff_content import parts_of_content
+from .xml_source import TAG, Element, Refuse, check, elements, with_attributes
+
+FINISHED = frozenset(["translated", "reviewed", "final", "signed-off"])
+
+
+class Version(NamedTuple):
+    """What the versions name differently.
+
+    Args:
+        unit: The element that contains a source and its target.
+        has_language, language: The element with the language of the targets, and the attribute.
+        has_state: The element with the state of a target.
+        marks: The attributes that mark a target as decoded. An attribute with None is removed.
+        missing: The states of targets that are still to be written.
+    """
+
+    unit: str
+    has_language: str
+    language: str
+    has_state: str
+    marks: Mapping[str, str | None]
+    missing: frozenset[str]
+
+
+MARKS = {"state": "needs-review-translation", "state-qualifier": "leveraged-mt"}
+FIRST = Version("trans-unit", "file", "target-language", "target", {**MARKS}, frozenset(["new", "needs-translation"]))
+MARKS_2 = {"state": "translated", "subState": None}  # a substate refers to the previous state
+SECOND = Version("segment", "xliff", "trgLang", "segment", MARKS_2, frozenset(["initial"]))
+VERSIONS = {"1.2": FIRST, "2.0": SECOND, "2.1": SECOND}
+
+
+class Edit(NamedTuple):
+    """A range of the document to replace with `before`, the decoded content of an element if given, and `after`."""
+
+    start: int
+    end: int
+    before: str
+    element: Element | None = None
+    after: str = ""
+
+
+def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = None) -> Iterator[Part]:
+    """Yield the parts of a document, which is read as a whole. Raises `InputError` if it is not XLIFF or is damaged."""
+    return Reader(read_whole(lines), target).parts()
+
+
+class Reader:
+    """Finds the missing targets of a document. language: the language of the targets, if known."""
+
+    def __init__(self, source: str, language: str | None) -> None:
+        self.source = source
+        self.language = language
+        self.labeled = -1  # the position of the last element whose missing language has been set
+        self.counted = 0, 1  # a position and its line number
+        check(source, self.check_root)
+
+    def check_root(self, name: str, attributes: Mapping[str, str], refuse: Refuse) -> None:
+        self.prefix = name.removesuffix("xliff")
+        if name != "xliff" and not name.endswith(":xliff"):
+            refuse(f"not XLIFF (its first element is {name[:40]})", "name another file")
+        version = attributes.get("version", "")
+        if version not in VERSIONS:
+            refuse(f"XLIFF version {version[:40]!r} is not supported", f"convert it to version {' or '.join(VERSIONS)}")
+        self.version = VERSIONS[version]
+
+    def parts(self) -> Iterator[Part]:
+        position = 0
+        for edit in sorted(self.edits(), key=lambda each: each.start):
+            yield Literal(self.source[position : edit.start] + edit.before)
+            if edit.element is not None:
+                yield from self.content(edit.element)
+                yield Literal(edit.after)
+            position = edit.end
+        yield Literal(self.source[position:])
+
+    def content(self, element: Element) -> Iterator[Part]:
+        (start, line), end = self.counted, element.content
+        line += line_ends(self.source[start:end]) - line_ends(self.source[end:start])
+        self.counted = end, line
+        keeps_lines = element.inherited("xml:space") == "preserve"
+        return parts_of_content(self.source, end, element.stop, line, keeps_lines=keeps_lines)
+
+    def edits(self) -> Iterator[Edit]:
+        for element in elements(self.source):
+            name, parent = element.name.removeprefix(self.prefix), element.parent
+            if name in ("source", "seg-source", "target") and parent is not None:
+                parent.parts[name] = element
+            elif name == "mrk" and element.attributes.get("mtype") == "seg":
+                while parent is not None and parent.name.removeprefix(self.prefix) not in ("seg-source", "target"):
+                    parent = parent.parent
+                if parent is not None:
+                    parent.parts[element.attributes.get("mid", "")] = element
+            elif name == self.version.unit and element.inherited("translate") != "no":
+                yield from self.edits_of(element)
+
+    def edits_of(self, unit: Element) -> Iterator[Edit]:
+        version, target = self.version, unit.parts.get("target")
+        if (source := unit.parts.get("seg-source", unit.parts.get("source"))) is None:
+            return
+        stateful = unit if version.has_state == version.unit else target
+        state = "" if stateful is None else stateful.attributes.get("state")
+        found: list[tuple[Element | None, Element]] = []  # elements to write, and the elements with their sources
+        if target is None:
+            found = [(None, source)]
+        elif unit.attributes.get("approved") != "yes" and state not in FINISHED:
+            segments = [(each, source.parts[mid]) for mid, each in target.parts.items() if mid in source.parts]
+            is_whole = state in version.missing or self.is_blank(target)
+            found = [(target, source)] if is_whole else [each for each in segments if self.is_blank(each[0])]
+        if not (found := [each for each in found if self.has_words(each[1])]):
+            return
+        yield from self.language_edits(unit)
+        if stateful is not None and found[0][0] is not stateful:
+            yield Edit(stateful.start, stateful.content, with_attributes(self.tag(stateful), version.marks))
+        for missing, element in found:
+            tag, name = f"<{self.prefix}target>", f"{self.prefix}target"
+            if missing is None:
+                tag = with_attributes(tag, {"xml:space": unit.parts["source"].attributes.get("xml:space")})
+                tag = with_attributes(tag, version.marks if version.has_state == "target" else {})
+                start = end = element.end
+                tag = self.indentation(unit, element) + tag
+            else:
+                start, end, name = missing.start, missing.end, missing.name
+                tag = with_attributes(self.tag(missing), version.marks if missing is stateful else {})
+                tag = f"{tag[:-2].rstrip()}>" if tag.endswith("/>") else tag
+            yield Edit(start, end, tag, element, f"</{name}>")
+
+    def language_edits(self, unit: Element) -> Iterator[Edit]:
+        """Yield an edit that sets the language of the targets, if it is missing and known."""
+        element: Element | None = unit
+        while element is not None and element.name != self.prefix + self.version.has_language:
+            element = element.parent
+        if element is None or self.language is None or element.attributes.get(self.version.language):
+            return
+        if self.labeled != element.start:
+            self.labeled = element.start
+            values = {self.version.language: self.language}
+            yield Edit(element.start, element.content, with_attributes(self.tag(element), values))
+
+    def tag(self, element: Element) -> str:
+        return self.source[element.start : element.content]
+
+    def indentation(self, unit: Element, element: Element) -> str:
+        """Return the line break and the white space before an element, or "" if it does not start a line."""
+        start = self.source.rfind("\n", unit.content, element.start)
+        start -= self.source.startswith("\r", start - 1)
+        spaces = self.source[max(start, unit.content) : element.start]
+        return spaces if spaces.isspace() and "\n" in spaces else ""
+
+    def is_blank(self, element: Element) -> bool:
+        content = self.source[element.content : element.stop]
+        return not TAG.sub(lambda match: match["cdata"] or "", content).strip()
+
+    def has_words(self, element: Element) -> bool:
+        blocks = (each for each in self.content(element) if isinstance(each, Block))
+        return any(message_parts(each.text) or needs_decoding(text_without_kept(each.tokens, "")) for each in blocks)

@@ -1,0 +1,491 @@
+"""XLIFF documents as programs write them, with invented texts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Shape(NamedTuple):
+    """A document. written: the ids of the units to write, or "id/mid" for a single segment, separated by spaces."""
+
+    written: str
+    document: str
+
+
+def first(units: str, file: str = 'source-language="en" datatype="plaintext" original="app"') -> str:
+    return f"""<?xml version="1.0" encoding="UTF-8"?>
+<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
+  <file {file}>
+    <body>
+{units}
+    </body>
+  </file>
+</xliff>
+"""
+
+
+def second(units: str, root: str = 'version="2.0" srcLang="en"') -> str:
+    return f"""<?xml version="1.0" encoding="UTF-8"?>
+<xliff xmlns="urn:oasis:names:tc:xliff:document:2.0" {root}>
+  <file id="f1" original="app">
+{units}
+  </file>
+</xliff>
+"""
+
+
+SHAPES = {
+    "Angular, placeholders and location": Shape(
+        "4286451273117902052",
+        first("""      <trans-unit id="4286451273117902052" datatype="html">
+        <source>Edit <x id="INTERPOLATION" equiv-text="{{name}}"/> in <x id="START_LINK" ctype="x-a" \
+equiv-text="&lt;a href=&quot;/s&quot;&gt;"/>the settings<x id="CLOSE_LINK" ctype="x-a" equiv-text="&lt;/a&gt;"/>.\
+</source>
+        <context-group purpose="location">
+          <context context-type="sourcefile">src/app/app.component.html</context>
+          <context context-type="linenumber">7,9</context>
+        </context-group>
+        <note priority="1" from="description">Shown in the header</note>
+      </trans-unit>"""),
+    ),
+    "Angular, nested tags of one kind": Shape(
+        "a",
+        first("""      <trans-unit id="a" datatype="html">
+        <source><x id="START_TAG_DIV"/>Outer text <x id="START_TAG_DIV_1"/>inner text<x id="CLOSE_TAG_DIV"/> again\
+<x id="CLOSE_TAG_DIV"/></source>
+      </trans-unit>"""),
+    ),
+    "Angular, plural": Shape(
+        "p",
+        first("""      <trans-unit id="p" datatype="html">
+        <source>{VAR_PLURAL, plural, =0 {just now} =1 {one minute ago} other {<x id="INTERPOLATION"/> minutes ago}}\
+</source>
+      </trans-unit>
+      <trans-unit id="q" datatype="html"><source>Updated: <x id="ICU"/></source><target>Stand: <x id="ICU"/>\
+</target></trans-unit>
+      <trans-unit id="r" datatype="html"><source>
+        <x id="ICU"/>
+      </source><target/></trans-unit>"""),
+    ),
+    "Angular, nested select with markup and quotation marks": Shape(
+        "s",
+        first("""      <trans-unit id="s">
+        <source>The author is {VAR_SELECT, select, male {<x id="START_BOLD_TEXT"/>male<x id="CLOSE_BOLD_TEXT"/>} \
+other {{n, plural, one {it''s one} other {they are #}}}}</source>
+      </trans-unit>"""),
+    ),
+    "Angular, line breaks of the template": Shape(
+        "t",
+        first("""      <trans-unit id="t" datatype="html">
+        <source>
+      Please read the
+      guide first.
+    </source>
+      </trans-unit>
+      <trans-unit id="u"><source>First line<x id="LINE_BREAK" ctype="lb" equiv-text="&lt;br/&gt;"/>Second line</source>\
+<target state="final">Erste<x id="LINE_BREAK" ctype="lb"/>Zweite</target></trans-unit>"""),
+    ),
+    "Angular 2.0": Shape(
+        "u1 u2",
+        second("""    <unit id="u1">
+      <notes>
+        <note category="location">src/app/app.component.html:3</note>
+      </notes>
+      <segment>
+        <source>Hello <pc id="0" equivStart="START_BOLD_TEXT" equivEnd="CLOSE_BOLD_TEXT" type="fmt" \
+dispStart="&lt;b&gt;" dispEnd="&lt;/b&gt;">dear <ph id="1" equiv="INTERPOLATION" disp="{{name}}"/></pc>!</source>
+      </segment>
+    </unit>
+    <unit id="u2">
+      <segment>
+        <source>One line<ph id="0" equiv="LINE_BREAK" type="fmt" disp="&lt;br/&gt;"/>and another</source>
+      </segment>
+    </unit>"""),
+    ),
+    "ngx-i18nsupport, copied sources": Shape(
+        "a b",
+        first("""      <trans-unit id="a"><source>Close the window</source><target state="new">Close the window\
+</target></trans-unit>
+      <trans-unit id="b"><source>Open</source><target state="needs-translation">Open</target></trans-unit>
+      <trans-unit id="c"><source>Save</source><target state="translated">Sichern</target></trans-unit>
+      <trans-unit id="d"><source>OK</source><target state="final">OK</target></trans-unit>"""),
+    ),
+    "Xcode": Shape(
+        "Main.title multi",
+        """<?xml version="1.0" encoding="UTF-8" standalone="no"?>
+<xliff xmlns="urn:oasis:names:tc:xliff:document:1.2" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" \
+version="1.2" \
+xsi:schemaLocation="urn:oasis:names:tc:xliff:document:1.2 \
+http://docs.oasis-open.org/xliff/v1.2/os/xliff-core-1.2-strict.xsd">
+  <file original="App/en.lproj/Localizable.strings" datatype="plaintext" source-language="en" target-language="de">
+    <header>
+      <tool tool-id="com.apple.dt.xcode" tool-name="Xcode" tool-version="15.0" build-num="15A240d"/>
+    </header>
+    <body>
+      <trans-unit id="Main.title" xml:space="preserve">
+        <source>%1$@ sent you %2$lld photos</source>
+        <note>Title of the list</note>
+      </trans-unit>
+      <trans-unit id="multi" xml:space="preserve">
+        <source>The connection was lost.
+
+Check your network
+  and try again.</source>
+        <note/>
+      </trans-unit>
+      <trans-unit id="done" xml:space="preserve">
+        <source>Done</source>
+        <target state="translated">Fertig</target>
+        <note>Button</note>
+      </trans-unit>
+      <trans-unit id="CFBundleName" xml:space="preserve">
+        <source>%@</source>
+        <note>Bundle name</note>
+      </trans-unit>
+    </body>
+  </file>
+</xliff>
+""",
+    ),
+    "Symfony": Shape(
+        "3JyVcA",
+        first(
+            """      <trans-unit id="3JyVcA" resname="user.welcome">
+        <source>Welcome back, %name%!</source>
+        <target state="needs-translation">user.welcome</target>
+      </trans-unit>
+      <trans-unit id="7wBoKx" resname="user.bye"><source>Goodbye</source><target>Tschüss</target></trans-unit>""",
+            'source-language="en" target-language="de" datatype="plaintext" original="file.ext"',
+        ),
+    ),
+    "Symfony 2.0": Shape(
+        "",
+        second(
+            """    <unit id="a" name="user.welcome">
+      <notes><note category="file-source" priority="1">src/A.php:3</note></notes>
+      <segment><source>user.welcome</source><target>Willkommen!</target></segment>
+    </unit>""",
+            'version="2.0" srcLang="en" trgLang="de"',
+        ),
+    ),
+    "TYPO3": Shape(
+        "button.search with.html",
+        """<?xml version="1.0" encoding="UTF-8"?>
+<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
+\t<file source-language="en" datatype="plaintext" original="EXT:shop/Resources/Private/Language/locallang.xlf" \
+date="2023-05-01T10:00:00Z" product-name="shop">
+\t\t<header/>
+\t\t<body>
+\t\t\t<trans-unit id="button.search" resname="button.search" xml:space="preserve">
+\t\t\t\t<source>Search the shop</source>
+\t\t\t</trans-unit>
+\t\t\t<trans-unit id="with.html" resname="with.html" approved="no">
+\t\t\t\t<source><![CDATA[Accept the <a href="%s">terms</a> & conditions]]></source>
+\t\t\t</trans-unit>
+\t\t\t<trans-unit id="approved" approved="yes"><source>Cart</source><target>Warenkorb</target></trans-unit>
+\t\t\t<trans-unit id="empty"><source/></trans-unit>
+\t\t</body>
+\t</file>
+</xliff>
+""",
+    ),
+    "Android strings": Shape(
+        "s1 s2",
+        first(
+            """      <trans-unit id="s1" resname="greeting">
+        <source>Don\\'t forget, <ph id="1" ctype="x-g">&lt;xliff:g id="name"&gt;%1$s&lt;/xliff:g&gt;</ph>!\\nSee \
+you.</source>
+      </trans-unit>
+      <trans-unit id="s2"><source><![CDATA[<b>Bold</b> text]]> and <![CDATA[more & more]]></source></trans-unit>""",
+            'original="res/values/strings.xml" source-language="en" target-language="fr" datatype="x-android-res"',
+        ),
+    ),
+    "Okapi, codes and matches": Shape(
+        "tu1",
+        first(
+            """      <group id="g1" resname="block">
+      <trans-unit id="tu1" restype="x-paragraph">
+<source xml:lang="en">Press <bpt id="1" ctype="bold">&lt;b&gt;</bpt>Start now<ept id="1">&lt;/b&gt;</ept> or \
+<ph id="2">&lt;img src="a.png"/&gt;</ph> the key<it id="3" pos="open">&lt;i&gt;</it>.</source>
+<alt-trans match-quality="85"><source>Press start</source><target>Start drücken</target></alt-trans>
+</trans-unit>
+      </group>
+      <bin-unit id="b1" mime-type="image/png"><bin-source><external-file href="a.png"/></bin-source></bin-unit>""",
+            'original="a.html" source-language="en" target-language="de" datatype="html"',
+        ),
+    ),
+    "Okapi, segmented": Shape(
+        "tu2",
+        first("""      <trans-unit id="tu2">
+        <source>The first sentence. The <g id="1">second</g> one.</source>
+        <seg-source><mrk mid="0" mtype="seg">The first sentence.</mrk> <mrk mid="1" mtype="seg">The <g id="1">second\
+</g> one.</mrk></seg-source>
+      </trans-unit>"""),
+    ),
+    "Trados": Shape(
+        "e5e1 5b2c/2",
+        """\ufeff<?xml version="1.0" encoding="utf-8"?><xliff xmlns:sdl="http://sdl.com/FileTypes/SdlXliff/1.0" \
+xmlns="urn:oasis:names:tc:xliff:document:1.2" version="1.2" sdl:version="1.0"><file original="C:\\a.docx" \
+datatype="x-sdlfilterframework2" source-language="en-US" target-language="de-DE"><header><file-info \
+xmlns="http://sdl.com/FileTypes/SdlXliff/1.0"><value key="Source">a &gt; b</value></file-info></header><body>\
+<trans-unit id="lockTU_1" translate="no"><source><x id="0"/>Header</source></trans-unit><group><trans-unit id="e5e1">\
+<source>Welcome <g id="3">to us</g></source><seg-source><mrk mtype="seg" mid="1">Welcome <g id="3">to us</g></mrk>\
+</seg-source><target><mrk mtype="seg" mid="1"/></target><sdl:seg-defs><sdl:seg id="1"/></sdl:seg-defs></trans-unit>\
+</group><trans-unit id="5b2c"><source>One. Two words.</source><seg-source><g id="7"><mrk mtype="seg" mid="1">One.\
+</mrk> \
+<mrk mtype="seg" mid="2">Two words.</mrk></g></seg-source><target><g id="7"><mrk mtype="seg" mid="1">Eins.</mrk> \
+<mrk mtype="seg" mid="2"></mrk></g></target></trans-unit></body></file></xliff>""",
+    ),
+    "memoQ": Shape(
+        "1",
+        """<?xml version="1.0" encoding="utf-8"?>
+<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2" xmlns:mq="urn:memoq">
+<file original="a.docx" source-language="en-us" target-language="hu-hu" datatype="x-memoq" tool-id="MQ">
+<body>
+<trans-unit id="1" mq:status="NotStarted" mq:segmentguid="4a">
+<source xml:space="preserve">The <bpt id="1" rid="1" ctype="bold">{}</bpt>new house<ept id="2" rid="1">{}</ept> is \
+big<x id="3"/>.</source>
+<target xml:space="preserve"></target>
+</trans-unit>
+<trans-unit id="2" mq:status="ManuallyConfirmed">
+<source xml:space="preserve">Yes</source>
+<target xml:space="preserve">Igen</target>
+</trans-unit>
+</body>
+</file>
+</xliff>
+""",
+    ),
+    "Phrase": Shape(
+        "x:0 x:1",
+        first("""      <group id="0" m:para-id="0" xmlns:m="http://www.memsource.com/mxlf/2.0">
+        <context-group><context context-type="x-key">title</context></context-group>
+        <trans-unit id="x:0" m:confirmed="0" m:locked="false" m:level-edited="false">
+          <source>{1}Click <ph id="2">{2}</ph> to go on</source>
+          <target></target>
+          <alt-trans origin="machine-trans"><target>Klicken</target></alt-trans>
+          <m:tunit-metadata><m:mark id="1"><m:type>code</m:type></m:mark></m:tunit-metadata>
+        </trans-unit>
+        <trans-unit id="x:1" m:confirmed="0"><source>Plain text</source><target/></trans-unit>
+      </group>"""),
+    ),
+    "Drupal": Shape(
+        "1][title][0][value 1][body][0][value",
+        """<?xml version="1.0" encoding="UTF-8"?>
+<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
+ <file original="xliff-core-1.2-strict.xsd" source-language="en" target-language="de" datatype="plaintext" date="2020">
+  <header>
+   <phase-group>
+    <phase tool-id="tmgmt" phase-name="extraction" process-name="extraction" job-id="1"/>
+   </phase-group>
+   <tool tool-id="tmgmt" tool-name="Drupal Translation Management Tools"/>
+  </header>
+  <body>
+   <group id="1" restype="x-tmgmt-item">
+    <note>An article</note>
+    <trans-unit id="1][title][0][value" resname="1][title][0][value">
+     <source xml:lang="en"><![CDATA[Our new site]]></source>
+     <target xml:lang="de"><![CDATA[]]></target>
+     <note>Title</note>
+    </trans-unit>
+    <trans-unit id="1][body][0][value">
+     <source xml:lang="en"><bpt id="1" ctype="x-html">&lt;p&gt;</bpt>Read <ph id="2" ctype="x-br">&lt;br /&gt;</ph>it \
+soon.<ept id="1" ctype="x-html">&lt;/p&gt;</ept></source>
+     <target xml:lang="de"/>
+    </trans-unit>
+   </group>
+  </body>
+ </file>
+</xliff>
+""",
+    ),
+    "Plone, blank targets and languages": Shape(
+        "1",
+        """<xliff version='1.2'
+       xmlns='urn:oasis:names:tc:xliff:document:1.2'>
+<file original="/a" oid="x" source-language="en" target-language="">
+<body>
+<group>
+    <trans-unit id="1">
+        <source xml:lang='en'>
+        The <b class='a>b'>front</b> page
+        </source>
+        <target>
+        </target>
+    </trans-unit>
+</group>
+</body>
+</file>
+</xliff>
+""",
+    ),
+    "Business Central": Shape(
+        "Table 1 - Property 2",
+        first(
+            """      <group id="body">
+        <trans-unit id="Table 1 - Property 2" size-unit="char" translate="yes" xml:space="preserve">
+          <source>Do you want to post %1 lines?\\\\Choose a date.</source>
+          <note from="Developer" annotates="general" priority="2"/>
+          <note from="Xliff Generator" annotates="general" priority="3">Table A</note>
+        </trans-unit>
+        <trans-unit id="x" translate="no" maxwidth="20"><source>Locked text</source></trans-unit>
+      </group>""",
+            'datatype="xml" source-language="en-US" target-language="da-DK" original="App"',
+        ),
+    ),
+    "prefixed elements": Shape(
+        "a",
+        """<?xml version='1.0' encoding='UTF-8'?>
+<xlf:xliff xmlns:xlf='urn:oasis:names:tc:xliff:document:1.2' version='1.2'>
+ <xlf:file source-language='en' datatype='x-po' original='a.po'>
+  <xlf:body>
+   <xlf:trans-unit id='a'>
+    <xlf:source>The <xlf:g id='1'>open</xlf:g> door</xlf:source>
+   </xlf:trans-unit>
+  </xlf:body>
+ </xlf:file>
+</xlf:xliff>
+""",
+    ),
+    "groups that are not translated": Shape(
+        "b",
+        first("""      <group id="g" translate="no">
+        <trans-unit id="a"><source>Internal name</source></trans-unit>
+        <trans-unit id="b" translate="yes"><source>Public name</source></trans-unit>
+      </group>"""),
+    ),
+    "protected text": Shape(
+        "a b",
+        first("""      <trans-unit id="a"><source>Start <mrk mtype="protected">Word Pad</mrk> now</source></trans-unit>
+      <trans-unit id="b"><source>The <mrk mtype="term">big cat</mrk> and <mrk mtype="x-its" translate="no">Acme\
+</mrk></source></trans-unit>
+      <trans-unit id="c"><source><mrk mtype="protected">Only this</mrk></source></trans-unit>"""),
+    ),
+    "overlapping ranges": Shape(
+        "a",
+        first("""      <trans-unit id="a"><source>One <bx id="1" rid="x"/>two <bx id="2" rid="y"/>three<ex id="3" \
+rid="x"/> \
+four<ex id="4" rid="y"/> five <ex id="5" rid="z"/></source></trans-unit>"""),
+    ),
+    "sub-flows": Shape(
+        "a",
+        first("""      <trans-unit id="a"><source>See <ph id="1">&lt;a title="<sub>The <ph id="2">x</ph> title\
+</sub>"&gt;</ph>\
+the page<it id="4" pos="close">&lt;/a&gt;</it> now</source></trans-unit>"""),
+    ),
+    "references and spaces": Shape(
+        "a b",
+        first("""      <trans-unit id="a"><source>Terms &amp; &quot;more&quot; \
+&lt;b&gt;&#169;&#xA0;2020&#10;Second&#x9;line</source></trans-unit>
+      <trans-unit id="b"><source>  Tea &#8212; it&apos;s hot  </source></trans-unit>
+      <trans-unit id="c"><source>12 &lt; 13 &amp; 14</source></trans-unit>"""),
+    ),
+    "comments and processing instructions": Shape(
+        "a",
+        first("""      <!-- <trans-unit id="z"><source>No</source></trans-unit> -->
+      <?pi <source>No</source> ?>
+      <trans-unit id="a"><!-- before --><source>The <!--> not <here> -->red <?x a > b ?>car</source><!-- after -->\
+</trans-unit>"""),
+    ),
+    "2.0, states": Shape(
+        "s1 s2 s4",
+        second(
+            """    <unit id="1">
+      <segment id="s1" state="initial"><source>First part. </source></segment>
+      <ignorable><source> </source></ignorable>
+      <segment id="s2" state="initial" subState="my:new"><source>Second part.</source><target>Second part.</target>\
+</segment>
+      <segment id="s3" state="reviewed"><source>Third part.</source><target>Dritter Teil.</target></segment>
+      <segment id="s4" canResegment="no"><source>Fourth part.</source><target/></segment>
+      <segment id="s5" state="final"><source>Fifth</source><target></target></segment>
+    </unit>""",
+            'version="2.1" srcLang="en" trgLang="de"',
+        ),
+    ),
+    "2.0, original data and spanning codes": Shape(
+        "1",
+        second("""    <group id="g"><unit id="1" canResegment="no">
+      <originalData>
+        <data id="d1">&lt;b&gt;</data>
+        <data id="d2">&lt;/b&gt;</data>
+      </originalData>
+      <segment>
+        <source>Read <sc id="1" dataRef="d1"/>the whole <sm id="m1" type="term"/>text<ec startRef="1" dataRef="d2"/> \
+today<em startRef="m1"/><cp hex="001A"/>, please.</source>
+      </segment>
+    </unit></group>"""),
+    ),
+    "2.0, modules": Shape(
+        "1",
+        second("""    <unit id="1">
+      <mtc:matches xmlns:mtc="urn:oasis:names:tc:xliff:matches:2.0">
+        <mtc:match ref="#m1"><source>Good day</source><target>Guten Tag</target></mtc:match>
+      </mtc:matches>
+      <segment>
+        <source><mrk id="m1" type="mtc:match">Good day</mrk>, <mrk id="m2" translate="no">Acme</mrk> team</source>
+      </segment>
+    </unit>
+    <unit id="2" translate="no"><segment><source>Not this</source></segment></unit>"""),
+    ),
+    "2.0, spaces": Shape(
+        "1",
+        second("""    <unit id="1">
+      <segment>
+        <source xml:space="preserve">One line
+Another line</source>
+      </segment>
+    </unit>"""),
+    ),
+    "2.0, prefixed": Shape(
+        "1",
+        """<x:xliff xmlns:x="urn:oasis:names:tc:xliff:document:2.0" version="2.0" srcLang="en"><x:file id="f">\
+<x:unit id="1">\
+<x:segment><x:source>A <x:pc id="1">green</x:pc> tree</x:source></x:segment></x:unit></x:file></x:xliff>""",
+    ),
+    "Windows line ends": Shape(
+        "a",
+        first("""      <trans-unit id="a">
+        <source>The first line
+and the second.</source>
+      </trans-unit>""").replace("\n", "\r\n"),
+    ),
+    "several files": Shape(
+        "a c",
+        """<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2"><file original="a" source-language="en" \
+datatype="plaintext"><body><trans-unit id="a"><source>In the first file</source></trans-unit></body></file>\
+<file original="b" source-language="en" datatype="plaintext"><body><trans-unit id="b"><source>Done</source>\
+<target>Fertig</target></trans-unit></body></file><file original="c" source-language="en" target-language='de' \
+datatype="plaintext"><body><trans-unit id="c"><source>In the third file</source><target state='new' /></trans-unit>\
+</body></file></xliff>""",
+    ),
+    "po2xliff, plurals": Shape(
+        "1[0] 1[1]",
+        first("""      <group id="1" restype="x-gettext-plurals">
+        <trans-unit id="1[0]" xml:space="preserve" approved="no">
+          <source>%d file was removed</source>
+          <target xml:space="preserve" state="needs-translation"/>
+          <context-group name="po-reference" purpose="location"><context context-type="sourcefile">a.c</context>\
+</context-group>
+        </trans-unit>
+        <trans-unit id="1[1]" xml:space="preserve"><source>%d files were removed</source></trans-unit>
+      </group>"""),
+    ),
+    "OmegaT": Shape(
+        "0",
+        first(
+            """      <trans-unit id="0"><source xml:lang="en">Choose <x id="1" ctype="x-f0"/>a color</source>\
+</trans-unit>
+      <trans-unit id="1"><source xml:lang="en">Red</source><target xml:lang="de">Rot</target></trans-unit>
+      <trans-unit id="2"><source xml:lang="en">Blue</source><target state="signed-off" xml:lang="de"></target>\
+</trans-unit>""",
+            'original="a" source-language="EN" target-language="DE" datatype="x-application/x-omegat"',
+        ),
+    ),
+    "finished": Shape(
+        "",
+        first("""      <trans-unit id="a"><source>Cat</source><target>Katze</target></trans-unit>
+      <trans-unit id="b"><source>1.5</source></trans-unit>
+      <trans-unit id="c"><source>{name}</source><target/></trans-unit>
+      <trans-unit id="d"><source>Dog</source><target><![CDATA[Hund]]></target></trans-unit>"""),
+    ),
+}
