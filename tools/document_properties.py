@@ -24,6 +24,7 @@ from pathlib import Path
 
 from speculative_decoding.documents.formats import BY_SUFFIX, FORMATS
 from speculative_decoding.documents.html_scanner import BLOCK
+from speculative_decoding.documents.markdown import block_parser
 from speculative_decoding.documents.options import DocumentOptions
 from speculative_decoding.documents.pieces import Piece, parts_of
 from speculative_decoding.documents.reading import DocumentFile
@@ -36,15 +37,19 @@ from tests.documents.po_oracle import messages_in
 from tests.documents.properties import swapped
 from tests.documents.test_html import tree
 from tests.documents.test_json_tree import shape_of as json_shape
-from tests.documents.test_markdown import ORACLE
 from tests.documents.test_subtitles import TIMES, every_third, twice
 
+MARKDOWN = block_parser()
 MODELS: dict[str, Callable[[str], str]] = {"identity": str, "swapcase": swapped, "third": every_third, "twice": twice}
 
 
 def blocks(text: str) -> list[object]:
-    """Return the blocks of a Markdown document, including all code and HTML."""
-    return [(each.type, each.tag, each.level, each.type == "inline" or each.content) for each in ORACLE.parse(text)]
+    """Return the blocks of a Markdown document, including all code and the tags of HTML."""
+    found: list[object] = []
+    for each in MARKDOWN.parse(text):
+        content = "" if each.type == "inline" else each.content
+        found.append((each.type, each.tag, each.level, block_tags(content) if each.type == "html_block" else content))
+    return found
 
 
 def block_tags(text: str) -> list[object]:

@@ -20,6 +20,7 @@ FAILED = "failed"  # the piece could not be decoded, and was copied
 COPIED = "copied"  # text that was copied, because it is malformed or is not natural language
 UNTRANSLATED = "untranslated"  # an entry of a bilingual document that was left without a translation
 PARTS = "parts"  # the output was assembled from outputs for parts, because the first output lacked a required part
+ANCHOR = "anchor"  # a link to a heading of the same document, whose text and anchor change
 MATCH = "match"  # an exact match was not used, because its target lacks something that an output must contain
 LOST = "lost"  # the output lacks a number or a character that the source contains
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..runs.folders import files_below
-from .formats import BY_SUFFIX, FORMATS, MARKDOWN_DIALECTS
+from .formats import BY_SUFFIX, FORMATS
 
 MAX_SHOWN = 8  # suffixes to name in a note
 
@@ -87,7 +87,7 @@ def suffixes_of(format: str | None) -> frozenset[str]:
     """Return the suffixes of the files that are read in a folder. format: See `FoundDocuments.search`."""
     if format is None:
         return frozenset(suffix for suffix, name in BY_SUFFIX.items() if not FORMATS[name].is_data)
-    return frozenset(FORMATS[format].suffixes) | (MARKDOWN_DIALECTS if format == "markdown" else frozenset())
+    return frozenset(FORMATS[format].suffixes)
 
 
 def listed(counts: Counter[str]) -> str:

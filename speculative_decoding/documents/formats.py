@@ -51,9 +51,13 @@ class Format:
             raise InputError(problem, "format", f"run {INSTALL}") from error
 
 
+MARKDOWN_SUFFIXES = (
+    *(".md", ".markdown", ".mdown", ".mdtext", ".mdwn", ".mkd", ".mkdn"),
+    *(".mdx", ".qmd", ".rmd", ".livemd"),  # MDX, Quarto, R Markdown, Livebook
+)
 FORMATS = {
     "text": Format("plain", (".txt", ".text", ".log"), streams=True),
-    "markdown": Format("markdown", (".md", ".markdown", ".mkd"), has_errors=True),
+    "markdown": Format("markdown", MARKDOWN_SUFFIXES, has_errors=True),
     "html": Format("html", (".html", ".htm", ".xhtml"), has_references=True),
     "srt": Format("subtitles", (".srt",)),
     "vtt": Format("subtitles", (".vtt",)),
@@ -95,7 +99,6 @@ CONVERSIONS = {
     "transcribe it": "aac flac m4a m4v mkv mov mp3 mp4 oga ogg opus wav webm wma",
 }
 CONVERSION_OF = {f".{suffix}": how for how, suffixes in CONVERSIONS.items() for suffix in suffixes.split()}
-MARKDOWN_DIALECTS = frozenset([".livemd", ".mdown", ".mdtext", ".mdwn", ".mdx", ".mkdn", ".qmd", ".rmd"])
 
 
 def format_of(name: str, field: str = "files") -> str:
@@ -107,7 +110,5 @@ def format_of(name: str, field: str = "files") -> str:
         return BY_SUFFIX[suffix]
     if suffix in CONVERSION_OF:
         raise InputError(f"{name}: {suffix} is not supported", field, CONVERSION_OF[suffix])
-    format = "markdown" if suffix in MARKDOWN_DIALECTS else "text"
-    raise InputError(
-        f"{name}: the suffix {suffix} is unknown", field, Message("read it with {format} {value}", value=format)
-    )
+    way_out = Message("read it with {format} {value}", value="text")
+    raise InputError(f"{name}: the suffix {suffix} is unknown", field, way_out)

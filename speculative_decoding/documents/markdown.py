@@ -1,8 +1,8 @@
-"""Parses Markdown: CommonMark with tables, strikethrough and front matter.
+"""Parses Markdown: CommonMark with tables, strikethrough, front matter, and the marks of many dialects.
 
-The text of paragraphs, headings and table cells is decoded. markdown-it-py finds the blocks, and this module locates
-each block's text in the document, after any list and quote markup. Everything else is copied: code, HTML blocks, link
-reference definitions, formulas, and the markup around the text of a block.
+The text of paragraphs, headings, table cells, titles and HTML blocks is decoded. markdown-it-py finds the blocks, and
+this module locates each block's text in the document, after any list and quote markup. Everything else is copied: code,
+templates, link reference definitions without titles, formulas, and the markup around the text of a block.
 """
 
 from __future__ import annotations
@@ -10,20 +10,29 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable, Iterator
+from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
-from markdown_it.rules_block import StateBlock, reference
+from markdown_it.rules_block import StateBlock
 from markdown_it.token import Token as Event
 
+from .findings import ANCHOR, Finding
+from .markdown_blocks import HTML as HTML_TAG
 from .markdown_blocks import TITLE, add_rules
-from .markdown_inline import Content, Span, inline_parts
+from .markdown_inline import CELL, HTML, LINES, PLAIN, Content, Span, inline_parts
+from .markdown_templates import ATTRIBUTES
+from .markdown_templates import PLAIN as PLAIN_TAG
 from .options import DocumentOptions
+from .splitting import needs_decoding
 from .tokens import Literal, Part
 
 MAX_DEPTH = 100  # nesting depth of lists and quotes; deeper lines are copied
 FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?![ \t]*\n)(?:.*\n)*?(?:\1|\.\.\.)[ \t]*(?:\n|\Z)")
+ANCHOR_LINK = re.compile(r"(?:\]\(|\bhref=[\"']?)#([^\s()\"'<>]{1,200}+)")
+REPEATED = re.compile(r"-\d+\Z")  # in the anchor of a heading whose text occurs several times
+LINK_TARGET = re.compile(r"\]\([^\s()]{0,500}+\)|\]\[[^\[\]]{0,100}+\]")
 CELL_END = re.compile(r"(?<!\\)\|")
-LINES, CELL = 0, 1
+TYPES = {TITLE: LINES, PLAIN_TAG: PLAIN, HTML_TAG: HTML}  # tag of the event after a text -> type of content
 
 
 def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = None) -> Iterator[Part]:
@@ -34,6 +43,9 @@ def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = N
     for content in outline.contents(text):
         if position < content.start:
             yield Literal(text[position : content.start])
+        for anchor in ANCHOR_LINK.findall(content.content):
+            if outline.slugs & {slug(unquote(anchor)), slug(REPEATED.sub("", anchor))}:
+                yield Literal("", finding=Finding(content.line, ANCHOR, f"#{anchor}"))
         yield from inline_parts(content, outline.env)
         position = content.end
     if position < len(text):
@@ -48,15 +60,8 @@ def too_deep(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     return True
 
 
-def definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """A rule for link reference definitions that leaves footnotes to the paragraph rule, even footnotes of one word."""
-    is_footnote = state.src.startswith("[^", state.bMarks[start] + state.tShift[start])
-    return not is_footnote and reference(state, start, end, silent)
-
-
 def block_parser() -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"maxNesting": MAX_DEPTH + 10}).enable("table")
-    parser.block.ruler.at("reference", definition)
     parser.block.ruler.before("table", "too_deep", too_deep)
     add_rules(parser)
     return parser
@@ -81,6 +86,7 @@ class Outline(StateBlock):
         self._recorded = array("q")
         self._row = -1
         self._cells: Iterator[Span] = iter(())
+        self.slugs: set[str] = set()  # of the headings whose text determines their anchor
         front_matter = FRONT_MATTER.match(source)
         first = front_matter.group().count("\n") if front_matter else 0
         PARSER.block.tokenize(self, min(first, self.lineMax), self.lineMax)
@@ -96,7 +102,9 @@ class Outline(StateBlock):
             index += 2 * count
             spans = list(zip(borders[::2], borders[1::2], strict=True))
             is_cell = content_type == CELL
-            yield Content.of_cell(text, spans[0], line) if is_cell else Content.of_lines(text, spans, line)
+            yield (
+                Content.of_cell(text, spans[0], line) if is_cell else Content.of_lines(text, spans, line, content_type)
+            )
 
     def push(self, ttype: str, tag: str, nesting: int) -> Event:
         """Begin an event, and record the position of the previous event, which is now complete."""
@@ -108,9 +116,9 @@ class Outline(StateBlock):
     def _record(self, inline: Event, tag: str) -> None:
         assert inline.map is not None
         first, last = inline.map
-        if tag == TITLE:
+        if tag in TYPES:
             start = inline.meta["start"]
-            self._recorded.extend([first + 1, LINES, 1, start, start + len(inline.content)])
+            self._recorded.extend([first + 1, TYPES[tag], 1, start, start + len(inline.content)])
             return
         if tag in ("td", "th"):
             if (cell := self._cell(inline)) is not None:
@@ -121,7 +129,11 @@ class Outline(StateBlock):
             start = self.src.index(inline.content, spans[0][0] + int(tag[1]))
             spans = [(start, start + len(inline.content))]
         start, end = spans[-1]
-        spans[-1] = start, start + len(without_attributes(self.src[start:end].rstrip(), tag))
+        whole = self.src[start:end].rstrip()
+        text = without_attributes(whole, tag)
+        spans[-1] = start, start + len(text)
+        if tag != "p" and "#" not in whole[len(text) :] and needs_decoding(text):
+            self.slugs.add(slug(LINK_TARGET.sub("]", text)))
         self._recorded.extend([first + 1, LINES, len(spans), *(border for span in spans for border in span)])
 
     def _cell(self, inline: Event) -> Span | None:
@@ -145,9 +157,13 @@ class Outline(StateBlock):
             start = end + 1
 
 
+def slug(heading: str) -> str:
+    """Return a heading's anchor by GitHub's rule, with one hyphen for adjacent spaces, as in other programs."""
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.strip().lower()))
+
+
 def without_attributes(text: str, tag: str) -> str:
     """Return the text of a heading without attributes such as "{#name .class}" at its end."""
     start = text.rfind("{")
-    if tag == "p" or not text.endswith("}") or text[start + 1 : start + 2] not in ("#", "."):
-        return text
-    return text[:start].rstrip()
+    is_heading = tag != "p" and start >= 0 and ATTRIBUTES.fullmatch(text, start) is not None
+    return text[:start].rstrip() if is_heading else text

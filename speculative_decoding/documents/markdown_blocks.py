@@ -1,7 +1,7 @@
-"""Rules for markdown-it-py that parse blocks of Markdown dialects: admonitions, tabs, callouts, and formulas.
+"""Rules for markdown-it-py that parse blocks of Markdown dialects: admonitions, tabs, callouts, notes, and formulas.
 
 A block's title is decoded, the rest of the title line is copied, and the block's content is parsed as Markdown.
-Formulas are copied.
+Formulas are copied. Templates and components have their own module.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import re
 from collections.abc import Iterator
 
 from markdown_it import MarkdownIt
+from markdown_it.common.utils import normalizeReference
 from markdown_it.ruler import RuleOptionsType
-from markdown_it.rules_block import StateBlock
+from markdown_it.rules_block import StateBlock, html_block, reference
 
-TITLE = "title"  # the tag of the event after a title; the title's position is in its meta["start"]
+from .markdown_templates import PLAIN, add_content, component, statement, template
+
+TITLE = "title"  # the tag of the event after a title
+HTML = "html"  # the tag of the event after an HTML block
 INDENT = 4  # columns by which the content of an admonition or a tab is indented
 NAMES = r"[\w-]++(?:[ \t]++[\w-]++)*+"
 ATTRIBUTES = r"\{[^{}]*\}"
@@ -38,6 +42,13 @@ SLASHES = re.compile(r"/{3,}[ \t]*(?:[\w-]+[ \t]*(?:\|[ \t]*(?P<title>.*(?<![ \t
 CALLOUT = re.compile(r"\[![\w-]+(?:[ |][^\[\]]*)?\][+-]?(?![\[(])[ \t]*(?P<title>.*(?<![ \t]))?[ \t]*\Z")
 CONTAINERS = {"!": INDENTED, "?": INDENTED, "=": INDENTED, ":": COLONS, "/": SLASHES, "[": CALLOUT}
 
+# The mark of a footnote or of a term's definition, and comments after it, which would begin an HTML block
+ITEM = re.compile(r"(?:\[\^[^\]\s]{1,100}\]:[ \t]*+|:[ \t]++(?=\S))(?:<!--(?:(?!-->).)*+-->[ \t]*+)*+")
+# The title of a link reference definition, at the end of its last line
+LINK_TITLE = re.compile(r"""(?:\]:[ \t]*+\S.*[ \t]|^[ \t]*+)(?:"([^"]+)"|'([^']+)'|\(([^()]+)\))[ \t]*+\Z""")
+# A link reference definition whose target contains templates
+TEMPLATE_DEFINITION = re.compile(r"\[(?P<label>[^\[\]\n]{1,200}+)\]:[ \t]*+(?=[^\s{]{0,200}+\{[{%])")
+
 ENVIRONMENT = re.compile(r"\\begin\{([A-Za-z]{1,40}\*?)\}")
 FORMULA_END = re.compile(r"[ \t]*+(?:[.,;]|\([\w:.-]{1,60}\)|\{[^{}]{0,200}\})*+[ \t]*\Z")  # (1), {#eq:a}
 MATHEMATICAL = re.compile(r"[\\^_=+<>{}]")
@@ -46,8 +57,18 @@ MATHEMATICAL = re.compile(r"[\\^_=+<>{}]")
 def add_rules(parser: MarkdownIt) -> None:
     """Add the rules to a parser. The `push` method of its state must record titles."""
     ends: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
-    parser.block.ruler.before("table", "title", title, ends)
-    parser.block.ruler.before("table", "formula", formula, ends)
+    ruler = parser.block.ruler
+    for name, rule in {
+        "title": title,
+        "formula": formula,
+        "template": template,
+        "component": component,
+        "item": item,
+    }.items():
+        ruler.before("table", name, rule, ends)
+    ruler.before("table", "statement", statement)
+    ruler.at("reference", definition)
+    ruler.at("html_block", html, ends)
 
 
 def line_of(state: StateBlock, line: int) -> str:
@@ -69,11 +90,8 @@ def title(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     if silent:
         return True
     if group is not None:
-        event = state.push("inline", "", 0)
-        event.content = found[group]
-        event.map = [start, start + 1]
-        event.meta["start"] = state.bMarks[start] + state.tShift[start] + found.start(group)
-        state.push("title_close", TITLE, 0)
+        first = state.bMarks[start] + state.tShift[start]
+        add_content(state, start, first + found.start(group), first + found.end(group), TITLE)
     if pattern is INDENTED:
         parse_indented(state, start + 1, content_end)
     state.line = content_end
@@ -108,6 +126,48 @@ def parse_indented(state: StateBlock, start: int, end: int) -> None:
     state.md.block.tokenize(state, start, end)
     state.push("container_close", "div", -1)
     state.parentType, state.lineMax, state.blkIndent = before
+
+
+def item(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """A rule for a footnote or a definition. Its first line begins after a mark, and its other lines are indented."""
+    if state.is_code_block(start) or not (found := ITEM.match(line_of(state, start))):
+        return False
+    if silent:
+        return True
+    before = state.bMarks[start], state.tShift[start], state.sCount[start]
+    state.bMarks[start] += state.tShift[start] + found.end()
+    state.tShift[start], state.sCount[start] = 0, state.blkIndent + INDENT
+    parse_indented(state, start, end)
+    state.bMarks[start], state.tShift[start], state.sCount[start] = before
+    return True
+
+
+def definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """A rule for link reference definitions, whose titles are decoded."""
+    if not silent and (found := TEMPLATE_DEFINITION.match(line_of(state, start))) and not state.is_code_block(start):
+        references = state.env.setdefault("references", {})
+        references.setdefault(normalizeReference(found["label"]), {"title": "", "href": ""})
+        state.line = start + 1
+        return True
+    if not reference(state, start, end, silent):
+        return False
+    last = state.line - 1
+    if not silent and (found := LINK_TITLE.search(line_of(state, last))):
+        first = state.bMarks[last] + state.tShift[last]
+        first, stop = (first + place for place in found.span(found.lastindex or 0))
+        add_content(state, last, first, stop, PLAIN)
+    return True
+
+
+def html(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """A rule for HTML blocks, which are parsed as HTML unless they are divided by the markup of a quote."""
+    if not html_block(state, start, end, silent):
+        return False
+    if not silent:
+        borders = zip(state.eMarks[start : state.line - 1], state.bMarks[start + 1 : state.line], strict=True)
+        if all(begin == stop + 1 for stop, begin in borders):
+            add_content(state, start, state.bMarks[start], state.eMarks[state.line - 1], HTML)
+    return True
 
 
 def formula(state: StateBlock, start: int, end: int, silent: bool) -> bool:

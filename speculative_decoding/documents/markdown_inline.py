@@ -5,40 +5,33 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from markdown_it import MarkdownIt
-from markdown_it import rules_inline as rules
 from markdown_it.common.html_blocks import block_names
-from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token as Event
 
 from ..errors import InputError, Message
-from .code_patterns import CODE_PATTERNS
+from .html import Reader
 from .layout import line_break_text
+from .markdown_inline_rules import inline_parser
+from .markdown_templates import is_component
+from .markdown_titles import plain_block, separated
 from .markdown_writing import writers_of
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, line_ends
 
 Span = tuple[int, int]  # of the document: (start, end)
 
 MAX_MARKS = 1 << 17  # characters in a block that could be markup; markdown-it-py needs up to 1 kB for each
-MARKS = "\n!&*<[\\]_`~"
-# At the start of a block: a task's checkbox, a footnote's label, or a GitHub alert. At the start of a line: the marker
-# of a definition or an abbreviation ("*[HTML]: "), or the first or last line of a container (":::: note")
-CONTAINER = r"(?:(?::{3}[^\n]*(?:\n|$))+|:[ \t]+|\*\[[^\[\]\n]{1,60}\]:[ \t]+|\[\^[^\]\s]{1,100}\]:[ \t]*)"
-MARKER = re.compile(rf"\n{CONTAINER}")
-FIRST_MARKER = re.compile(rf"\[[^\[\]^]\][ \t]+|\[![A-Za-z]+\][ \t]*(?:\n|$)|{CONTAINER}")
-FORMULA = CODE_PATTERNS["formula"][1]
-FOOTNOTE = re.compile(r"\[\^[^\]\s]{1,100}\]")
-TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9-]*)")
+MARKS = "\n!#&*+<=[\\]^_`{~"
+TAG = re.compile(r"</?([A-Za-z][\w.-]*)")
 VOID = frozenset(["area", "embed", "img", "input", "wbr"])  # without an end tag
 BETWEEN_BLOCKS = frozenset([*block_names, "script", "pre", "style", "textarea", "br"])
 CODE = frozenset(["code", "kbd", "samp", "tt", "var"])
-ENDING = {"newline": rules.newline, "escape": rules.escape, "backticks": rules.backtick, "link": rules.link}
-WHOLE = {"image": rules.image, "autolink": rules.autolink, "html_inline": rules.html_inline}
 UNTRANSLATED = re.compile(r"""\stranslate\s*=\s*["']?no\b""", re.IGNORECASE)
+MARKDOWN = re.compile(r"```|~~~|\]\(|\]\[|\]:|\*\*|\{:|^\s*(?:[-*+]|\d+\.)\s")  # in HTML: some programs read it
+LINES, CELL, PLAIN, HTML = range(4)  # types of content
 
 
 @dataclass(frozen=True)
@@ -52,7 +45,7 @@ class Content:
         positions: The position of each segment in the document.
         end: The end of the content in the document.
         line: The number of the block's first line, from 1.
-        in_cell: Whether the block is a table cell.
+        type: How the content is parsed: as a paragraph or heading, a table cell, plain text, or HTML.
     """
 
     text: str
@@ -61,17 +54,17 @@ class Content:
     positions: Sequence[int]
     end: int
     line: int
-    in_cell: bool = False
+    type: int = LINES
 
     @classmethod
-    def of_lines(cls, text: str, spans: Sequence[Span], line: int) -> Content:
-        """Return the content of a paragraph or heading, given the spans of its lines."""
+    def of_lines(cls, text: str, spans: Sequence[Span], line: int, type: int = LINES) -> Content:
+        """Return the content of a block that is no cell, given the spans of its lines."""
         starts, lines, size = [], [], 0
         for start, end in spans:
             starts.append(size)
             lines.append(text[start:end].removesuffix("\r"))
             size += len(lines[-1]) + 1
-        return cls(text, "\n".join(lines), starts, [start for start, _ in spans], spans[-1][1], line)
+        return cls(text, "\n".join(lines), starts, [start for start, _ in spans], spans[-1][1], line, type)
 
     @classmethod
     def of_cell(cls, text: str, span: Span, line: int) -> Content:
@@ -84,7 +77,7 @@ class Content:
             starts += [size, size + 1]
             positions += [position, position + 2]
             size += len(part) + 1
-        return cls(text, "|".join(parts), starts, positions, end, line, in_cell=True)
+        return cls(text, "|".join(parts), starts, positions, end, line, CELL)
 
     @property
     def start(self) -> int:
@@ -107,76 +100,6 @@ class Content:
         return pairwise([start, *self.starts[first:last], end])
 
 
-def inline_parser() -> MarkdownIt:
-    """Return a parser for inline markup. Events have meta["end"] unless their markup determines where they end."""
-    parser = MarkdownIt("commonmark").enable("strikethrough")
-    for name, rule in ENDING.items():
-        parser.inline.ruler.at(name, with_end(rule))
-    for name, rule in WHOLE.items():
-        parser.inline.ruler.at(name, as_one(rule, name))
-    parser.inline.ruler.before("newline", "marker", as_one(marker, "marker"))
-    parser.inline.ruler.before("escape", "formula", as_one(formula, "formula"))
-    parser.inline.ruler.before("link", "footnote", as_one(footnote, "footnote"))
-    parser.inline.ruler.before("html_inline", "comment", as_one(comment, "html_inline"))
-    return parser
-
-
-def with_end(rule: Any) -> Any:
-    """Wrap a rule so that it records where its last event ends."""
-
-    def recording(state: StateInline, silent: bool) -> bool:
-        count = len(state.tokens)
-        found = bool(rule(state, silent))
-        if found and len(state.tokens) > count:
-            state.tokens[-1].meta["end"] = state.pos
-        return found
-
-    return recording
-
-
-def as_one(rule: Any, name: str) -> Any:
-    """Return a rule that emits one event without content for each match of another rule."""
-
-    def emitting(state: StateInline, silent: bool) -> bool:
-        if not rule(state, True):
-            return False
-        if not silent:
-            state.push(name, "", 0).meta["end"] = state.pos
-        return True
-
-    return emitting
-
-
-def marker(state: StateInline, silent: bool) -> bool:
-    pattern = FIRST_MARKER if state.pos == 0 else MARKER
-    if state.src[state.pos] not in "[:*\n" or state.level or not (found := pattern.match(state.src, state.pos)):
-        return False
-    state.pos = found.end()
-    return True
-
-
-def formula(state: StateInline, silent: bool) -> bool:
-    if state.src[state.pos] not in "$\\" or not (found := FORMULA.match(state.src, state.pos, state.posMax)):
-        return False
-    state.pos = found.end()
-    return True
-
-
-def footnote(state: StateInline, silent: bool) -> bool:
-    if not (found := FOOTNOTE.match(state.src, state.pos, state.posMax)):
-        return False
-    state.pos = found.end()
-    return True
-
-
-def comment(state: StateInline, silent: bool) -> bool:
-    """Match a comment as in CommonMark 0.31. markdown-it-py's pattern takes quadratic time for "<!--<!--...--->"."""
-    if not state.src.startswith("<!--", state.pos) or state.html_terminator_last("-->") < state.pos + 4:
-        return False
-    state.pos = state.src.index("-->", state.pos + 4) + 3
-    return True
-
-
 PARSER = inline_parser()
 
 
@@ -185,23 +108,39 @@ def inline_parts(content: Content, env: MutableMapping[str, Any]) -> Iterator[Li
 
     env: The link reference definitions of the document, as markdown-it-py stores them.
     """
+    if content.type == PLAIN:
+        yield replace(plain_block(content.content, content.text[content.start - 1]), line=content.line)
+        return
+    if content.type == HTML:
+        yield from html_parts(content)
+        return
     if sum(content.content.count(mark) for mark in MARKS) > MAX_MARKS:
         problem = f"line {content.line}: a paragraph has more than {MAX_MARKS:,} characters of markup"
         raise InputError(problem, way_out=Message("divide it, or set {format} to text"))
-    parts = single_spaced(Inline(content, env).without_kept())
+    parts = single_spaced(separated([*Inline(content, env).without_kept()], content.line))
     line = content.line
     tokens: list[Token] = []
     for part in [*parts, None]:
-        if part is not None and not isinstance(part, Literal):
+        if part is not None and not isinstance(part, Literal | Block):
             tokens.append(part)
             continue
         if tokens:
-            yield Block(tokens, line, *writers_of(tokens, content.in_cell))
+            yield Block(tokens, line, *writers_of(tokens, content.type == CELL))
             line += sum(line_ends(token.raw) for token in tokens)
             tokens = []
         if part is not None:
-            yield part
+            yield replace(part, line=line) if isinstance(part, Block) else part
             line += line_ends(part.raw)
+
+
+def html_parts(content: Content) -> Iterator[Literal | Block]:
+    """Yield the parts of an HTML block. Markdown within it, and a block with attributes in braces, is copied."""
+    raw = content.text[content.start : content.end]
+    for part in [Literal(raw)] if "={" in raw else Reader(raw).parts():
+        if isinstance(part, Literal) or MARKDOWN.search(part.raw):
+            yield Literal(part.raw)
+        else:
+            yield replace(part, line=content.line + part.line - 1)
 
 
 class Inline:
@@ -232,11 +171,13 @@ class Inline:
                 self.parts.append(Point(raw) if event.content in "\t\n\r" else Text(event.content, raw))
             case "code_inline":
                 self.parts.append(kept(event.content, raw))
-            case "formula":
+            case "formula" | "template":
                 self.parts.append(Kept(raw, raw))
+            case "attributes":
+                self._add_attributes(raw)
             case "autolink":
                 self.parts.append(Kept(raw[1:-1], raw))
-            case "image" | "footnote":
+            case "footnote" | "note":
                 self.parts.append(Point(raw))
             case "softbreak":
                 text = line_break_text(
@@ -248,19 +189,29 @@ class Inline:
             case "html_inline":
                 self._add_html(raw)
             case _ if event.nesting > 0:
-                self._open(raw, "", is_link=raw == "[")
+                self._open(raw, "", is_link=raw[0] in "[!{")
             case _:
                 self._drop_unclosed()
                 self._close(raw, is_kept=raw in ("]", "][]"))  # the link's text identifies its target
 
+    def _add_attributes(self, raw: str) -> None:
+        """Add a list of attributes, which belongs to the markup before it."""
+        last = self.parts[-1] if self.parts else None
+        if isinstance(last, Close | Kept | Point):
+            self.parts[-1] = replace(last, raw=last.raw + raw)
+        else:
+            self.parts.append(Point(raw))
+
     def _add_html(self, raw: str) -> None:
-        """Add an HTML tag, comment or similar construct. A construct that may begin an HTML block ends the sentence."""
+        """Add a tag, comment or similar construct. A construct that may begin an HTML block ends the sentence."""
         found = TAG.match(raw)
-        name = found[1].lower() if found else ""
+        name = found[1] if found else ""
+        is_program = name != "" and is_component(name)
+        name = name if is_program else name.lower()
         if not name or name in BETWEEN_BLOCKS:
             self.parts.append(Literal(raw))
         elif raw[1] != "/" and not raw.endswith("/>") and name not in VOID:
-            self._open(raw, name, is_link=name == "a")
+            self._open(raw, name, is_link=is_program or name == "a")
         elif raw[1] == "/" and self._opened and self._opened[-1][1] == name:
             opening = self.parts[self._opened[-1][0]].raw
             self._close(raw, is_kept=name in CODE or UNTRANSLATED.search(opening) is not None)
@@ -298,9 +249,9 @@ def kept(text: str, raw: str) -> Kept | Point:
     return Kept(text, raw) if text.strip() else Point(raw)
 
 
-def single_spaced(parts: Iterable[Literal | Token]) -> list[Literal | Token]:
+def single_spaced(parts: Iterable[Literal | Token | Block]) -> list[Literal | Token | Block]:
     """Turn white space that follows other white space into points, as around an image or at the end of a line."""
-    found: list[Literal | Token] = []
+    found: list[Literal | Token | Block] = []
     starts_line = after_space = True
     for part in parts:
         if isinstance(part, Break) and starts_line:
@@ -311,19 +262,19 @@ def single_spaced(parts: Iterable[Literal | Token]) -> list[Literal | Token]:
             rest = part.text.lstrip()
             found += [Point(each) for each in [part.text[: len(part.text) - len(rest)]] if each]
             part = Text(rest, rest)
-        if part.raw:
+        if part.raw or (isinstance(part, Literal) and part.finding):
             found.append(part)
-        if isinstance(part, Literal | Break):
+        if isinstance(part, Literal | Block | Break):
             starts_line = after_space = True
         elif part.text:
             starts_line, after_space = False, part.text[-1].isspace()
     return found
 
 
-def end_without_space(parts: list[Literal | Token]) -> None:
+def end_without_space(parts: list[Literal | Token | Block]) -> None:
     """Turn white space at the end of the text into a point."""
     index = len(parts) - 1
-    while index >= 0 and not isinstance(last := parts[index], Literal) and not last.text:
+    while index >= 0 and not isinstance(last := parts[index], Literal | Block) and not last.text:
         index -= 1
     if index >= 0 and isinstance(last, Text) and last.raw == last.text and last.text[-1].isspace():
         rest = last.text.rstrip()

@@ -41,6 +41,13 @@ def writer(in_cell: bool, before_link: bool) -> Write:
     return lambda text: pattern.sub(r"\\\g<0>", text)
 
 
+@lru_cache
+def attribute_writer(quote: str) -> Write:
+    """Return a function that escapes text in quotation marks or parentheses, even in a cell, with references."""
+    pattern = re.compile(rf"[|{re.escape('()' if quote == '(' else quote)}]|\\(?=[!-/:-@\[-`{{-~]|$)|&(?=#?\w+;|$)")
+    return lambda text: pattern.sub(lambda found: f"&#{ord(found[0])};", text)
+
+
 def write_start(text: str, except_for: Collection[str] = ()) -> str:
     """Escape text at the start of a line. except_for: initial marks that are not escaped."""
     found = LINE_START.match(text)

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token as Event
 
+from speculative_decoding.documents.findings import ANCHOR, COPIED, Finding
 from speculative_decoding.documents.markdown import MAX_DEPTH, Outline, parse
-from speculative_decoding.documents.markdown_inline import MAX_MARKS, Inline
+from speculative_decoding.documents.markdown_inline import HTML, MAX_MARKS, PLAIN, Inline
 from speculative_decoding.documents.markdown_writing import write_start, writer
 from speculative_decoding.documents.options import DocumentOptions
 from speculative_decoding.documents.tokens import Block, Break, Close, Kept, Literal, Open, Part, Point, Text, Token
@@ -99,7 +100,7 @@ def test_parts_are_the_document_and_know_their_lines(text: str) -> None:
 
 # Our tokens and the events of markdown-it-py, in the same notation
 
-NAMES = {"*": "em", "_": "em", "**": "strong", "__": "strong", "~~": "s", "[": "link"}
+NAMES = {"*": "em", "_": "em", "**": "strong", "__": "strong", "~~": "s", "[": "link", "![": "image"}
 Said = list[tuple[str, str]]
 
 
@@ -139,7 +140,9 @@ def said_by(parts: Iterable[Literal | Token]) -> Iterator[tuple[str, str]]:
 
 def said_by_oracle(children: Iterable[Event]) -> Iterator[tuple[str, str]]:
     for child in children:
-        if child.type == "image" or (child.type == "code_inline" and not child.content.strip()):
+        if child.type == "image":
+            yield from [("image_open", ""), *said_by_oracle(child.children or []), ("image_close", "")]
+        elif child.type == "code_inline" and not child.content.strip():
             yield "point", ""
         elif child.markup != "autolink":
             yield child.type, child.content
@@ -148,10 +151,12 @@ def said_by_oracle(children: Iterable[Event]) -> Iterator[tuple[str, str]]:
 @EXAMPLES
 @given(DOCUMENTS)
 def test_inline_tokens_say_what_markdown_it_says(text: str) -> None:
-    assume("[ ] " not in text)  # the checkbox of a task
+    assume(not any(mark in text for mark in ("[ ] ", "[[")))  # the checkbox of a task, and the link of a wiki
     outline = Outline(text)
     contents = [
-        (content.line, joined(said_by(Inline(content, outline.env).parts))) for content in outline.contents(text)
+        (content.line, joined(said_by(Inline(content, outline.env).parts)))
+        for content in outline.contents(text)
+        if content.type not in (PLAIN, HTML)
     ]
     inlines = [event for event in ORACLE.parse(text) if event.type == "inline" and event.content]
     assert contents == [(event.map[0] + 1, joined(said_by_oracle(event.children))) for event in inlines]
@@ -161,9 +166,15 @@ def structure_of(text: str) -> list[object]:
     """Return the blocks that markdown-it-py finds, with their lines and code, and the inline markup of each."""
     found: list[object] = []
     for event in ORACLE.parse(text):
-        inline = event.type == "inline"
-        found.append((event.type, event.map, event.info, event.markup, "" if inline else event.content))
-        found += [(each.type, each.attrs, each.content) for each in event.children or [] if each.type != "text"]
+        content: object = "" if event.type == "inline" else event.content
+        if event.type == "html_block":
+            content = re.findall("<[^>]*>", event.content)
+        found.append((event.type, event.map, event.info, event.markup, content))
+        found += [
+            (each.type, each.attrs | {"title": ""}, "" if each.type == "image" else each.content)
+            for each in event.children or []
+            if each.type != "text"
+        ]
     return found
 
 
@@ -201,7 +212,7 @@ CASES = {
     ),
     "links": (
         '[one](u "t") [two][r] ![x](y) <https://u.v>\n\n[r]: w\n',
-        '[ONE](u "t") [TWO][r] ![x](y) <https://u.v>\n\n[r]: w\n',
+        '[ONE](u "t") [TWO][r] ![X](y) <https://u.v>\n\n[r]: w\n',
     ),
     "links by their text": (
         "see [one] and [Two][] now.\n\n[one]: u\n[two]: v\n",
@@ -211,7 +222,7 @@ CASES = {
     "escapes": ("one \\* two &amp; three &lt;\n", "ONE \\* TWO &amp; THREE &lt;\n"),
     "HTML": (
         "<div>\nx\n</div>\n\none <b class='x'>two</b> <kbd>Ctrl</kbd> <!-- y --> three\n",
-        "<div>\nx\n</div>\n\nONE <b class='x'>TWO</b> <kbd>Ctrl</kbd> <!-- y --> THREE\n",
+        "<div>\nX\n</div>\n\nONE <b class='x'>TWO</b> <kbd>Ctrl</kbd> <!-- y --> THREE\n",
     ),
     "untranslated": ('one <span translate="no">x</span>\n', 'ONE <span translate="no">x</span>\n'),
     "front matter": ("---\ntitle: x\n---\none\n---\ntwo\n", "---\ntitle: x\n---\nONE\n---\nTWO\n"),
@@ -221,7 +232,7 @@ CASES = {
     "containers": ("::: note\none\n:::\n", "::: note\nONE\n:::\n"),
     "alerts": ("> [!NOTE]\n> one\n", "> [!NOTE]\n> ONE\n"),
     "a text that looks like a list": ("one\n      - two\n", "ONE\n      - TWO\n"),
-    "an image at a line end": ("one ![x](y)\ntwo\n![x](y)\nthree\n", "ONE ![x](y)\nTWO\n![x](y)\nTHREE\n"),
+    "an image at a line end": ("one ![](y)\ntwo\n![x](y)\nthree\n", "ONE ![](y)\nTWO\n![X](y)\nTHREE\n"),
     "no spaces": ("中a\n中b\n", "中A\n中B\n"),
 }
 
@@ -240,13 +251,40 @@ MARKERS = [
     ("::: note\n:::: tip\none\n::::\n:::", ["one"]),
     ("# one {#two}", ["one"]),
     ("one&nbsp;two <b>three", ["one\u00a0two three"]),
-    ("one ![two](x)\nthree", ["one three"]),
+    ("one ![](x)\nthree", ["one three"]),
+    ("one ![two](x)\nthree", ["one two three"]),
+    ("![one](x) two ![three.png](x) four", ["one", "two four"]),
+    ('one\n![two](x "three")\nfour', ["one", "two", "three", "four"]),
 ]
 
 
 @pytest.mark.parametrize(("text", "expected"), MARKERS)
 def test_markers_are_no_text(text: str, expected: list[str]) -> None:
-    assert [part.text for part in parts_of(text) if isinstance(part, Block)] == expected
+    assert [part.text.strip() for part in parts_of(text) if isinstance(part, Block)] == expected
+
+
+@pytest.mark.parametrize(
+    ("heading", "anchors"),
+    [
+        ("# Open the *page*, now!", ["open-the-page-now", "open-the-page-now-1"]),
+        ("# See [the `page`](u) & more", ["see-the-page--more"]),
+        ("Seite für alle\n===", ["seite-f%C3%BCr-alle"]),
+        ("# Open the page {#open}", []),
+        ("# `open()`", []),
+    ],
+)
+def test_links_to_headings_that_are_decoded_are_findings(heading: str, anchors: list[str]) -> None:
+    wanted = [f"#{anchor}" for anchor in anchors]
+    links = [f"[a]({anchor}) <a href='{anchor}'>b</a>" for anchor in [*wanted, "#open", "#other"]]
+    parts = parts_of("\n\n".join([*links, heading]))
+    findings = [part.finding for part in parts if isinstance(part, Literal) and part.finding]
+    assert findings == [Finding(1 + 2 * i, ANCHOR, each) for i, each in enumerate(wanted) for _ in range(2)]
+
+
+def test_titles_within_sentences_are_copied_with_findings() -> None:
+    parts = parts_of('one\ntwo [three](u "Four five") six\n')
+    assert [part.finding for part in parts if isinstance(part, Literal)][:1] == [Finding(1, COPIED, "Four five")]
+    assert sum(isinstance(part, Block) for part in parts) == 1
 
 
 SOURCES = [CASES[name][0] for name in ("paragraphs", "headings", "lists", "list in quote", "table", "links", "HTML")]
