@@ -15,6 +15,7 @@ const MEANINGS = { // category of a finding -> its meaning, which a text from th
   lost: "missing from the output",
   match: "not taken from the memory",
   untranslated: "left untranslated",
+  anchor: "link to a heading whose text has changed",
 };
 const SHOW_MILLISECONDS = 100; // between updates of the output, because each takes time in proportion to its length
 let languages = []; // LibreTranslate's list: {code, name, targets}; empty if the model has no languages
