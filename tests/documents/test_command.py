@@ -9,22 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from speculative_decoding import Session, load
-from speculative_decoding.cli import programs
 from speculative_decoding.documents.journal import Journal
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import ModelPair
+from tests.documents.commands import Command, document_command
 from tests.support.paths import ROOT
 from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import WHISPER, save_whisper, tiny_whisper
 
-Command = Callable[..., tuple[int, str, str]]
 PREFIX = "translate English to German: "
 MODEL = ("--model", "t5-web-docs-draft", "--dtype", "float32", "--baseline", "-m", "12", "--unit", "line")
 TEXT = "The method returns the value.\nIt is cached for later calls.\r\n\n--- 12\n\tOpen the page {name} first.\n"
@@ -33,20 +31,11 @@ OTHER = "\ufeffDelete the file.\nThe page shows a list"
 
 @pytest.fixture
 def document(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run `document` in a folder with two texts, in this process. Returns (exit status, standard output and error)."""
+    """Return `document`, which runs in a folder with two texts."""
     (tmp_path / "a.txt").write_text(TEXT, newline="")
     (tmp_path / "b.txt").write_text(OTHER, newline="")
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        try:
-            status = programs.main(["document", *map(str, arguments)])
-        except SystemExit as exit:  # raised by argparse
-            status = int(exit.code or 0)
-        return status, *capfd.readouterr()
-
-    return call
+    return document_command(capfd)
 
 
 @pytest.fixture(scope="module")

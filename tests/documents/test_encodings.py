@@ -6,22 +6,20 @@ import codecs
 import io
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculative_decoding.cli import programs
 from speculative_decoding.documents.encodings import SUPPORTED, encoding_named, label_of
 from speculative_decoding.documents.options import DocumentOptions
 from speculative_decoding.documents.reading import DocumentFile
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.pair import ModelPair
+from tests.documents.commands import Command, document_command
 from tests.documents.properties import SMALL
 
-Command = Callable[..., tuple[int, str, str]]
 PREFIX = "translate English to German: "
 MODEL = ("--model", "t5-web-docs-draft", "--dtype", "float32", "--baseline", "-m", "40", "--unit", "line")
 MODEL += ("--prefix", PREFIX)
@@ -133,18 +131,9 @@ def test_outputs_have_the_requested_encoding_and_mark() -> None:
 
 @pytest.fixture
 def document(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run `document` in an empty folder, in this process. Returns (exit status, standard output and error)."""
+    """Return `document`, which runs in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        try:
-            status = programs.main(["document", *map(str, arguments)])
-        except SystemExit as exit:  # raised by argparse
-            status = int(exit.code or 0)
-        return status, *capfd.readouterr()
-
-    return call
+    return document_command(capfd)
 
 
 def test_the_output_keeps_the_encoding(document: Command) -> None:

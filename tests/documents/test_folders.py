@@ -6,17 +6,15 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from speculative_decoding.cli import programs
 from speculative_decoding.documents.journal import Journal
 from speculative_decoding.loading.pair import ModelPair
+from tests.documents.commands import Command, document_command
 
-Command = Callable[..., tuple[int, str, str]]
 MODEL = ("--model", "t5-web-docs-draft", "--dtype", "float32", "--baseline", "-m", "12", "--unit", "line")
 DOCUMENTS = {
     "index.md": "# The first page\n\nOpen the *page*.\n",
@@ -29,21 +27,12 @@ OTHERS = {"logo.png": "", "guide/b.png": "", "conf.yml": "a: b", "LICENSE": "", 
 
 @pytest.fixture
 def document(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run `document` beside the folder "docs", in this process. Returns (exit status, standard output and error)."""
+    """Return `document`, which runs next to the folder "docs"."""
     for name, text in (DOCUMENTS | OTHERS).items():
         (tmp_path / "docs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "docs" / name).write_text(text, newline="")
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        try:
-            status = programs.main(["document", *map(str, arguments)])
-        except SystemExit as exit:  # raised by argparse
-            status = int(exit.code or 0)
-        return status, *capfd.readouterr()
-
-    return call
+    return document_command(capfd)
 
 
 def outputs(folder: str) -> dict[str, bytes]:

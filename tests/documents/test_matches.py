@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 
 from speculative_decoding import InputError, Session
-from speculative_decoding.cli import programs
 from speculative_decoding.documents.decoding import Rules
 from speculative_decoding.documents.findings import MATCH
 from speculative_decoding.documents.journal import Journal
@@ -21,11 +20,10 @@ from speculative_decoding.documents.pieces import Piece, parts_of, pieces_of
 from speculative_decoding.documents.rendering import Renderer
 from speculative_decoding.documents.tokens import Block
 from speculative_decoding.loading.pair import ModelPair
+from tests.documents.commands import Command, document_command
 from tests.documents.decoders import decode_with, written_with
 from tests.documents.test_pieces import blocks, examples
 from tests.support.subpackages import needs_subpackage
-
-Command = Callable[..., tuple[int, str, str]]
 
 
 def decoded(
@@ -121,21 +119,12 @@ SOURCES = ["Delete the file.", "Open the page.", "The method returns the value."
 
 @pytest.fixture
 def document(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run `document` in a folder with a text and memories, in this process. Returns (status, output and error)."""
+    """Return `document`, which runs in a folder with a text and memories."""
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("\n".join(SOURCES) + "\n")
     pairs = [(SOURCES[0], "Alt."), (SOURCES[0], "Weg mit der Datei!"), (SOURCES[1], "Seite auf!"), (SOURCES[3], "Zu.")]
     Path("m.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        try:
-            status = programs.main(["document", *map(str, arguments)])
-        except SystemExit as exit:  # raised by argparse
-            status = int(exit.code or 0)
-        return status, *capfd.readouterr()
-
-    return call
+    return document_command(capfd)
 
 
 @needs_subpackage("memory")
