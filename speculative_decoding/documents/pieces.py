@@ -12,6 +12,7 @@ from itertools import accumulate
 from .findings import COPIED, SHOWN, Finding
 from .formats import FORMATS
 from .messages import APOSTROPHE, ARGUMENT, QUOTED, SYNTAX, message_parts, unquoted, write_message
+from .messages import TEXT as MESSAGE_TEXT
 from .messages import Part as MessagePart
 from .options import DocumentOptions
 from .splitting import (
@@ -210,6 +211,14 @@ def copied_unless_language(part: Piece | Literal) -> Piece | Literal:
     if not is_language(text):
         return Literal(part.raw, ends_block=False, finding=Finding(part.line, COPIED, part.text[:SHOWN]))
     return part
+
+
+def has_words(tokens: Sequence[Token]) -> bool:
+    """Return whether a block with these tokens has text to decode, which may be in the branches of an ICU message."""
+    text = "".join(token.text for token in tokens)
+    if parts := message_parts(text):
+        return any(part.type == MESSAGE_TEXT and needs_decoding(text[part.start : part.end]) for part in parts)
+    return needs_decoding(text_without_kept(tokens, ""))
 
 
 def text_without_kept(tokens: Iterable[Token], instead: str = "\ufffc") -> str:

@@ -14,9 +14,9 @@ from dataclasses import replace
 from .code_patterns import CODE_PATTERNS
 from .findings import SHOWN, UNTRANSLATED, Finding
 from .options import DocumentOptions
+from .pieces import has_words
 from .po_header import Plurals, filled, known_forms, plurals_in
 from .po_messages import Field, messages
-from .splitting import needs_decoding
 from .survival import lost, must_survive
 from .tokens import Block, Literal, Part
 
@@ -59,7 +59,7 @@ def is_header(fields: Mapping[str, Field]) -> bool:
 def is_missing(fields: Mapping[str, Field]) -> bool:
     """Return whether a message has words, but no translation."""
     is_open = any(field.is_empty for keyword, field in fields.items() if keyword.startswith("msgstr"))
-    return is_open and any(needs_decoding(fields[keyword].text) for keyword in SOURCES if keyword in fields)
+    return is_open and any(has_words(fields[keyword].tokens) for keyword in SOURCES if keyword in fields)
 
 
 def parts_of(comments: Sequence[str], fields: Mapping[str, Field], plurals: Plurals | None) -> Iterator[Part]:

@@ -11,10 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from .html import read_whole
-from .messages import message_parts
 from .options import DocumentOptions
-from .pieces import text_without_kept
-from .splitting import needs_decoding
+from .pieces import has_words
 from .tokens import Block, Literal, Part, line_ends
 from .xliff_content import parts_of_content
 from .xml_source import TAG, Element, Refuse, check, elements, with_attributes
@@ -170,5 +168,4 @@ class Reader:
         return not TAG.sub(lambda match: match["cdata"] or "", content).strip()
 
     def has_words(self, element: Element) -> bool:
-        blocks = (each for each in self.content(element) if isinstance(each, Block))
-        return any(message_parts(each.text) or needs_decoding(text_without_kept(each.tokens, "")) for each in blocks)
+        return any(has_words(each.tokens) for each in self.content(element) if isinstance(each, Block))

@@ -176,6 +176,12 @@ msgstr ""
     "too few plural forms": 'msgid "%d day"\nmsgid_plural "%d days"\nmsgstr[0] ""\n',
     "too many plural forms": 'msgid "%d day"\nmsgid_plural "%d days"\nmsgstr[0] ""\nmsgstr[1] ""\nmsgstr[2] ""\n',
     "an ICU message": r'msgid "{n, plural, one {# file was copied} other {# files were copied}}"' '\nmsgstr ""\n',
+    "ICU messages with a word or none in each branch": r"""msgid "{n, plural, one {# file} other {# files}}"
+msgstr ""
+
+msgid "{n, plural, one {%d} other {#}}"
+msgstr ""
+""",
     "an ICU message over several lines": r"""msgid ""
 "{n, plural,\n"
 "  one {# file was copied}\n"

@@ -48,7 +48,8 @@ def forms_in(text: str) -> tuple[int, Callable[[int], int]]:
 def filled(message: Message, text: str) -> Message:
     """Return a message with a copy of its source if its translation is missing. text: the output, with its header."""
     sources = [message.source, message.plural]
-    if message.is_obsolete or any(message.targets) or not any(map(needs_decoding, sources)):
+    has_words = any(needs_decoding(each) or "one {# file" in each for each in sources)
+    if message.is_obsolete or any(message.targets) or not has_words:
         return message
     targets: tuple[str, ...] = (message.source,)
     if message.plural:

@@ -212,6 +212,12 @@ def test_prompts_are_the_texts_of_sources(content: str) -> None:
     assert [part.text.strip() for part in parts if isinstance(part, Piece)] == TEXTS[content]
 
 
+def test_only_messages_with_words_are_written() -> None:
+    for branch in ("# file", "#"):
+        unit = f'<trans-unit id="1"><source>{{n, plural, one {{{branch}}} other {{#}}}}</source></trans-unit>'
+        assert ("<target" in document_with(first(unit), str, "xliff")) == ("file" in branch)
+
+
 def test_a_code_between_words_is_placed_with_the_space_before_it() -> None:
     content = "The <ph id='1'>{0}</ph> method returns <x id='2'/>, the <x id='3'/>value <x id='4'/> now"
     document = first(f'<trans-unit id="1"><source>{content}</source></trans-unit>')
