@@ -330,7 +330,6 @@ if find_spec("av") and has_subpackage("speech"):
 
 def read_document(format: str, path: Path) -> bool:
     """Decode a document with the identity function. Unless it is bilingual, the output must equal the document."""
-    from speculative_decoding.documents.formats import FORMATS as DOCUMENT_FORMATS
     from speculative_decoding.documents.options import DocumentOptions
     from speculative_decoding.documents.pieces import parts_of
     from speculative_decoding.documents.reading import DocumentFile

@@ -36,13 +36,18 @@ NAMES = (
 
 def encoding_named(label: str) -> str | None:
     """Return Python's name for a supported encoding, or None for other labels."""
-    plain = re.sub(r"^windows-(?=\d)", "cp", label.strip().lower().removeprefix("x-"))
-    try:
-        name = codecs.lookup(plain).name
-    except (LookupError, ValueError):  # ValueError: a NUL character
-        return None
+    name = codec_named(label)
     name = SUPERSETS.get(name, name)
     return name if name in SUPPORTED else None
+
+
+def codec_named(label: str) -> str:
+    """Return Python's name for an encoding, or "" if Python has none."""
+    plain = re.sub(r"^windows-(?=\d)", "cp", label.strip().lower().removeprefix("x-"))
+    try:
+        return codecs.lookup(plain).name
+    except (LookupError, ValueError):  # ValueError: a NUL character
+        return ""
 
 
 def require_encoding(label: str, option: str) -> str:

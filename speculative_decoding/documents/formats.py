@@ -26,11 +26,11 @@ class Format:
         suffixes: The suffixes of its files.
         streams: Whether documents are read line by line, so that memory use does not depend on their size.
         has_errors: Whether `parse` may raise `InputError`.
-        is_data: Whether files with these suffixes are often not documents, such as package.json. They are left out when
-            a folder is searched for documents of all formats.
         has_references: Whether characters that a document's encoding lacks are written as references such as "&#8222;".
             The output then keeps the encoding.
         is_bilingual: Whether a document contains both sources and targets. See `tokens.py`.
+        is_data: Whether files with these suffixes are often not documents, such as package.json. They are left out when
+            a folder is searched for documents of all formats.
     """
 
     module: str

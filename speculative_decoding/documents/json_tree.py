@@ -13,14 +13,14 @@ from json import JSONDecodeError
 from ..errors import InputError
 from .json_values import blocks_of_string, values_of, writer
 from .options import DocumentOptions
-from .tokens import Literal, Part, line_ends
+from .tokens import Literal, Part, line_ends, read_whole
 
 METADATA = "@"  # a key that starts with it describes a message of an ARB file, or the file
 
 
 def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = None) -> Iterator[Part]:
     """Yield the parts of a JSON document. Raises `InputError` for invalid JSON, or if a named key has no strings."""
-    text = "".join(lines)
+    text = read_whole(lines)
     try:
         spans = array("Q", chain.from_iterable(string_spans(text, options.fields)))  # validates the whole document
     except JSONDecodeError as error:

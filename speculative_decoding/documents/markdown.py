@@ -19,12 +19,12 @@ from markdown_it.token import Token as Event
 from .findings import ANCHOR, Finding
 from .markdown_blocks import HTML as HTML_TAG
 from .markdown_blocks import TITLE, add_rules
-from .markdown_inline import CELL, HTML, LINES, PLAIN, Content, Span, inline_parts
+from .markdown_inline import CELL, HTML, LINES, PLAIN, Content, inline_parts
 from .markdown_templates import ATTRIBUTES
 from .markdown_templates import PLAIN as PLAIN_TAG
 from .options import DocumentOptions
-from .splitting import needs_decoding
-from .tokens import Literal, Part
+from .splitting import Span, needs_decoding
+from .tokens import Literal, Part, read_whole
 
 MAX_DEPTH = 100  # nesting depth of lists and quotes; deeper lines are copied
 FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?![ \t]*\n)(?:.*\n)*?(?:\1|\.\.\.)[ \t]*(?:\n|\Z)")
@@ -37,7 +37,7 @@ TYPES = {TITLE: LINES, PLAIN_TAG: PLAIN, HTML_TAG: HTML}  # tag of the event aft
 
 def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = None) -> Iterator[Part]:
     """Yield the parts of a Markdown document, which is read as a whole."""
-    text = "".join(lines)
+    text = read_whole(lines)
     outline = Outline(text)
     position = 0
     for content in outline.contents(text):

@@ -19,9 +19,8 @@ from .markdown_inline_rules import inline_parser
 from .markdown_templates import is_component
 from .markdown_titles import plain_block, separated
 from .markdown_writing import writers_of
+from .splitting import Span
 from .tokens import Block, Break, Close, Kept, Literal, Open, Point, Text, Token, line_ends
-
-Span = tuple[int, int]  # of the document: (start, end)
 
 MAX_MARKS = 1 << 17  # characters in a block that could be markup; markdown-it-py needs up to 1 kB for each
 MARKS = "\n!#&*+<=[\\]^_`{~"

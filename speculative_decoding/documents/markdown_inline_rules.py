@@ -16,8 +16,7 @@ from markdown_it.rules_inline import StateInline
 
 from .code_patterns import CODE_PATTERNS
 from .markdown_templates import ATTRIBUTES, COMMENTS, JSX, LONGEST, SPAN, construct_end
-
-Span = tuple[int, int]
+from .splitting import Span
 
 # At the start of a block: a task's checkbox, or a GitHub alert. At the start of a line: the marker of an abbreviation
 # ("*[HTML]: "), or the first or last line of a container (":::: note")

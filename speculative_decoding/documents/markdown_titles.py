@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from html import unescape
 from typing import NamedTuple
 
+from .code_patterns import CODE_PATTERNS
 from .findings import COPIED, SHOWN, Finding
 from .markdown_templates import WORDS
 from .markdown_writing import attribute_writer
@@ -15,7 +16,7 @@ from .tokens import Block, Break, Close, Literal, Open, Point, Text, Token
 
 # The title at the end of a link or an image
 TITLE = re.compile(r"""\][(\[].*?[\s>](?:"(?P<a>[^"\n]+)"|'(?P<b>[^'\n]+)'|\((?P<c>[^()\n]+)\))\s*\)""", re.DOTALL)
-REFERENCE = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z][A-Za-z\d]{1,31});|\\[!-/:-@\[-`{-~]")
+REFERENCE = re.compile(rf"{CODE_PATTERNS['entity'][1].pattern}|\\[!-/:-@\[-`{{-~]")
 
 
 def separated(parts: Sequence[Literal | Token], line: int) -> Iterator[Literal | Token | Block]:

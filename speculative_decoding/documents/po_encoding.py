@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 
-from .encodings import SUPPORTED
+from .encodings import SUPPORTED, codec_named
 
 HEAD = 1 << 16  # bytes within which a catalog must declare its encoding; long comments may precede the header
 HEADER = re.compile(r"""^\s*msgid\s+""\s+msgstr\s+(?:"[^\n\r]*+\s*+)++""", re.MULTILINE)
@@ -26,10 +25,7 @@ def declared_charset(content: bytes) -> str | None:
 
 def encoding_of(charset: str) -> str | None:
     """Return Python's name for the encoding, or None if it is not supported."""
-    try:
-        name = codecs.lookup(re.sub(r"^windows-(?=\d)", "cp", charset.lower())).name
-    except (LookupError, ValueError):  # ValueError: a NUL character
-        return None
+    name = codec_named(charset)
     return name if name in SUPPORTED | OTHERS and not name.startswith("utf-16") else None
 
 

@@ -10,8 +10,9 @@ therefore yields the document in which each missing target is a copy of its sour
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from io import StringIO
 
 from .findings import Finding
 
@@ -145,3 +146,10 @@ Part = Literal | Block
 def line_ends(raw: str) -> int:
     """Return the number of line ends in a string."""
     return raw.count("\n") + raw.count("\r") - raw.count("\r\n")
+
+
+def read_whole(lines: Iterable[str]) -> str:
+    """Join lines. Unlike "".join, this creates no list of lines, which have 50 bytes of overhead each."""
+    source = StringIO(newline="")
+    source.writelines(lines)
+    return source.getvalue()

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from .html import read_whole
 from .options import DocumentOptions
 from .pieces import has_words
-from .tokens import Block, Literal, Part, line_ends
+from .tokens import Block, Literal, Part, line_ends, read_whole
 from .xliff_content import parts_of_content
 from .xml_source import TAG, Element, Refuse, check, elements, with_attributes
 

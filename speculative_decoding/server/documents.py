@@ -1,4 +1,4 @@
-"""Divides clients' texts and files into parts, as `translate` divides documents. Requires the subpackage documents/."""
+"""Divides clients' texts and files into parts, as `document` does. Requires the subpackage documents/."""
 
 from __future__ import annotations
 
