@@ -1,6 +1,6 @@
-"""Creates the blocks of a cell: a text of JSON or of a table, which may contain several lines and columns.
+"""Divides cells, which are strings of JSON or cells of tables, into a block for each column of each line.
 
-Also contains what the readers of JSON and of tables share.
+Also contains a function that the readers of JSON and tables share.
 """
 
 from __future__ import annotations

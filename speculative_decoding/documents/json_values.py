@@ -41,7 +41,7 @@ def values_of(text: str) -> Iterator[Value]:
     """Yield the values of a JSON text in order, including objects and arrays.
 
     Of consecutive numbers, booleans and nulls in an array, only the first is yielded.
-    The accepted texts are those of the module json with at most `MAX_DEPTH` levels. Raises `JSONDecodeError`.
+    Accepts what Python's module json accepts, with at most `MAX_DEPTH` levels. Raises `JSONDecodeError`.
     """
     outer: list[tuple[str, str | None]] = []  # closing bracket and key of each open object or array
     key, closing, position = None, "", 0

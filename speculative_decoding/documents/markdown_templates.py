@@ -131,7 +131,7 @@ def statement(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 
 def component(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """A rule for tags that are alone on their lines and enclose Markdown. Words in their attributes are decoded.
+    """A rule for lines that contain only tags, which enclose Markdown. Words in their attributes are decoded.
 
     These are the tags of components, all tags in a document with statements of MDX, tags with the attribute "markdown",
     and the end tags after them.

@@ -20,10 +20,11 @@ REFERENCE = re.compile(rf"{CODE_PATTERNS['entity'][1].pattern}|\\[!-/:-@\[-`{{-~
 
 
 def separated(parts: Sequence[Literal | Token], line: int) -> Iterator[Literal | Token | Block]:
-    """Yield parts with the descriptions of images, and the titles of images and links, as blocks of their own.
+    """Yield parts with the descriptions of images, and the titles of images and links, as separate blocks.
 
-    An image is no part of a sentence if its line, or the block before it or after it, has no other words. Titles are
-    decoded in such images, and in links without other words in their block. Other titles are copied, with a finding.
+    An image does not belong to a sentence if there are no other words in its line, or in its block before or after it.
+    Titles of such images, and of links without other words in their block, are decoded. Other titles are copied, with a
+    finding.
     """
     closings = {part.number: index for index, part in enumerate(parts) if isinstance(part, Close)}
     spans = [
@@ -46,12 +47,12 @@ def separated(parts: Sequence[Literal | Token], line: int) -> Iterator[Literal |
         text = "".join(part.text for part in whole if not isinstance(part, Literal))
         raw = parts[end].raw
         titles = [span for span in title_spans(raw) if needs_decoding(raw[slice(*span)])]
-        is_separate = not (before[start].in_block and after[end].in_block)
         if is_image:
-            is_separate |= not (before[start].in_line or after[end].in_line)
+            is_within = before[start].in_block and after[end].in_block
+            is_within = is_within and (before[start].in_line or after[end].in_line)
         else:
-            is_separate = bool(titles) and not (before[start].in_block or after[end].in_block)
-        if is_separate and (titles or needs_decoding(text)):
+            is_within = not titles or before[start].in_block or after[end].in_block
+        if not is_within and (titles or needs_decoding(text)):
             changed[start] = [Literal(parts[start].raw)]
             changed[end] = [*closing_parts(raw, titles)]
             continue

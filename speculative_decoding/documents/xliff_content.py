@@ -74,7 +74,7 @@ def is_whole(name: str, attributes: dict[str, str]) -> bool:
 
 
 def element_end(matches: Iterator[re.Match[str]]) -> int:
-    """Return where an element ends. matches: the tokens after its start tag, which are read."""
+    """Return where an element ends. matches: the tokens after its start tag, which are consumed up to the end."""
     depth, end = 1, 0
     while depth:
         match = next(matches)

@@ -109,7 +109,7 @@ def attributes_of(tag: str) -> dict[str, str]:
 
 
 def with_attributes(tag: str, values: Mapping[str, str | None]) -> str:
-    """Return a start tag with changed or added attributes, and without those whose value is None."""
+    """Return a start tag with changed or added attributes. A value of None removes the attribute."""
     for name, value in values.items():
         found = next((each for each in ATTRIBUTE.finditer(tag) if each[1] == name), None)
         last = len(tag.removesuffix(">").removesuffix("/").rstrip())

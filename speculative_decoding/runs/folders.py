@@ -75,6 +75,6 @@ def files_below(
 
 
 def identity(path: str | Path, follows: bool = True) -> tuple[int, int]:
-    """Return a value that is equal for all paths to a file. follows: Whether a link stands for its target."""
+    """Return a value that is equal for all paths to a file. follows: Whether to follow a link."""
     status = os.stat(path, follow_symlinks=follows)
     return status.st_dev, status.st_ino

@@ -73,7 +73,7 @@ class Languages:
         return code
 
     def into(self, target: str) -> list[str]:
-        """Return the codes of the possible languages of a text that is to be translated. Raises `InputError`.
+        """Return the codes of the possible languages of a source text. Raises `InputError`.
 
         These are the sources of the target, the target itself, and the same language in other scripts.
         """
@@ -87,7 +87,7 @@ class Languages:
         return [each for each, targets in self.targets.items() if code in targets or is_in_other_script(each)]
 
     def is_same(self, source: str, target: str) -> bool:
-        """Return whether two names stand for the same language, so that texts need no translation.
+        """Return whether two names select the same language, so that texts need no translation.
 
         A prefix from this language to itself is an exception: it asks for a different task, such as a correction.
         """

@@ -8,8 +8,8 @@ from collections import Counter
 class SharedMemory:
     """Counts the bytes that each client uses.
 
-    A client may use at most as much as then remains free (dynamic thresholds, Choudhury and Hahne, 1998). A single
-    client can therefore use at most half of the memory, and a few clients cannot use all of it.
+    The memory of a client must not exceed the memory that remains free (dynamic thresholds, Choudhury and Hahne, 1998).
+    A single client can therefore use at most half of the memory, and a few clients cannot use all of it.
 
     max_bytes: The size of the memory.
     """

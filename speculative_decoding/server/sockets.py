@@ -91,7 +91,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         return self.client[0] if self.client else ""
 
     def _fail(self, code: int, reason: str) -> None:
-        """Close the socket, and discard what it has received."""
+        """Close the socket, and discard the received data."""
         self.conn.fail(code, reason)  # stops the parser
         self.frames = []
         self._release_memory()

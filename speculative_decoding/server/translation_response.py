@@ -67,7 +67,7 @@ class Translation:
             held: Releases the resources of the request. A stream takes them over.
             content: Returns the content of the response, or of the last event, once all texts are decoded.
             is_streamed: Whether to stream progress.
-            new_fields: Returns the fields of an event besides `progress`, given the new output for each text.
+            new_fields: Returns the other fields of an event with `progress`, given the new output for each text.
         """
         limits = self.service.limits
         if not is_streamed:

@@ -1,4 +1,4 @@
-"""`document FOLDER` decodes the documents in a folder as it decodes each of them alone, and reports the other files."""
+"""`document FOLDER` decodes each document exactly as if it were the only one, and reports the other files."""
 
 from __future__ import annotations
 

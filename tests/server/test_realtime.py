@@ -120,7 +120,7 @@ def telephone(seed: int, seconds: float) -> bytes:
 @pytest.mark.parametrize("audio_format", FORMATS[1:], ids=lambda each: each.name)
 @pytest.mark.parametrize("is_older", [False, True], ids=["current", "beta"])
 def test_openais_client_sends_g711(server: Serving, audio_format: AudioFormat, is_older: bool) -> None:
-    """The text equals that of the decoded audio."""
+    """The text equals the text of the decoded audio."""
     audio = telephone(0, 1.12)
     with client_of(server) as client:
         if is_older:
