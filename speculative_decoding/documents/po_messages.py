@@ -87,7 +87,7 @@ def messages(lines: Iterable[str]) -> Iterator[tuple[list[str], dict[str, Field]
         is_comment = line.lstrip().startswith("#")
         keyword = match[1] if (match := LINE.match(line)) else None
         if not (is_comment or keyword or (match and (fields or not line.strip()))):
-            raise InputError(f"line {number} is not valid in a PO file: {line.strip()[:SHOWN]}", way_out="correct it")
+            raise InputError(f"line {number}: not valid in a PO file ({line.strip()[:SHOWN]})", way_out="correct it")
         is_first = is_comment or keyword in ("domain", "msgctxt", "msgid")
         if fields and is_first and (keyword, fields[-1][0]) != ("msgid", "msgctxt"):
             yield comments, by_keyword(fields)

@@ -233,11 +233,11 @@ def test_a_percent_sign_that_a_model_adds_is_no_placeholder(flags: str, source: 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ('msgid "a"\nmsgstr "b\n', "line 2 is not valid"),
-        ('msgid "a"\nmsgstr "b"c"\n', "line 2 is not valid"),
-        ("<<<<<<< HEAD\n", "line 1 is not valid"),
-        ('"alone"\n', "line 1 is not valid"),
-        ('msgid "a" msgstr "b"\n', "line 1 is not valid"),
+        ('msgid "a"\nmsgstr "b\n', "line 2: not valid"),
+        ('msgid "a"\nmsgstr "b"c"\n', "line 2: not valid"),
+        ("<<<<<<< HEAD\n", "line 1: not valid"),
+        ('"alone"\n', "line 1: not valid"),
+        ('msgid "a" msgstr "b"\n', "line 1: not valid"),
         ('\nmsgid "a"\n', "line 2: not a complete message (got msgid)"),
         ('msgid "a"\nmsgid "b"\nmsgstr ""\n', "line 1: not a complete message (got msgid)"),
         ('msgid "a"\nmsgstr ""\nmsgstr "b"\n', "(got msgid, msgstr, msgstr)"),
