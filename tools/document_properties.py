@@ -19,7 +19,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 
 from speculative_decoding.documents.formats import BY_SUFFIX, FORMATS
@@ -30,11 +30,11 @@ from speculative_decoding.documents.pieces import Piece, parts_of
 from speculative_decoding.documents.reading import DocumentFile
 from speculative_decoding.documents.subtitles import LINE_END
 from speculative_decoding.documents.table import DELIMITERS
-from speculative_decoding.documents.tokens import Literal, Text, line_ends
+from speculative_decoding.documents.tokens import line_ends
 from speculative_decoding.documents.xml_source import elements
 from tests.documents.decoders import written_with
 from tests.documents.po_oracle import messages_in
-from tests.documents.properties import swapped
+from tests.documents.properties import swapped, swapped_part
 from tests.documents.test_html import tree
 from tests.documents.test_json_tree import shape_of as json_shape
 from tests.documents.test_subtitles import TIMES, every_third, twice
@@ -108,7 +108,7 @@ def failures(path: Path, models: Sequence[str], counts: Counter[str], columns: S
         same = "".join(part.raw for part in parts) if FORMATS[file.format].is_bilingual else source
         if file.preamble + file.encode(source) != path.read_bytes() or outputs.get("identity", same) != same:
             yield f"identity: {difference(same, outputs.get('identity', same))}"
-    expected = "".join(map(with_swapped_letters, parts))
+    expected = "".join(map(swapped_part, parts))
     if outputs.get("swapcase", expected) != expected:
         yield f"swapcase: {difference(expected, outputs['swapcase'])}"
     structure = STRUCTURES[file.format]
@@ -117,18 +117,6 @@ def failures(path: Path, models: Sequence[str], counts: Counter[str], columns: S
         pairs = enumerate(zip_longest(wanted, structure(output)))
         if changed := next((f"structure {i}: {a!r}, but {b!r}" for i, (a, b) in pairs if a != b), None):
             yield f"{name}: {changed}"
-
-
-def with_swapped_letters(part: Literal | Piece) -> str:
-    """Return a part with the case of its letters swapped, except for letters written as references or escapes."""
-    if isinstance(part, Literal):
-        return part.raw
-    output = iter(swapped(part.text))
-    return "".join(
-        text if isinstance(each, Text) and each.raw == each.text else each.raw
-        for each in part.tokens
-        for text in ["".join(islice(output, len(each.text)))]
-    )
 
 
 def difference(wanted: str, found: str) -> str:
