@@ -232,13 +232,13 @@ def document_of(
     is_alone: Whether each option must have an effect on this document.
     """
     is_stdin = name == STANDARD
-    way_out = "name its {encoding}" if options.encoding is None else "name another {encoding}"
+    which = "its" if options.encoding is None else "another"
     file = DocumentFile(
         sys.stdin.buffer if is_stdin else Path(name),
         options,
         "standard input" if is_stdin else name,
         output_encoding=None if output_encoding is None else encoding_named(output_encoding),
-        way_out=Message(f"{way_out}, or {{convert}}", convert=WAY_OUT),
+        way_out=Message("name {which} {encoding}, or {convert}", which=which, convert=WAY_OUT),
     )
     own = replace(options, format=file.format) if is_alone else options.for_format(file.format)
     return Document(file, output, own)
