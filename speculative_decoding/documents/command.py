@@ -124,7 +124,8 @@ def decode_documents(chosen: argparse.Namespace) -> int:
     places.check(vars(chosen), [] if flags.keep is None else [NamedFile("keep", flags.keep)])
     terms = [] if flags.keep is None else read_terms(flags.keep)
     with ExitStack() as stack:
-        documents = readable_documents(found, places, options, flags.output_encoding, stack)
+        target = target_language(getattr(chosen, "tgt_lang", None), flags.prefix)
+        documents = readable_documents(found, places, options, flags.output_encoding, target, stack)
         config = run_config_from(chosen, used=["memory"] if flags.use_matches else ())
         pair = config.open()
         model, tokenizer = pair.target.model, pair.target.tokenizer
@@ -170,9 +171,12 @@ def readable_documents(
     places: Destinations,
     options: DocumentOptions,
     output_encoding: str | None,
+    target: str | None,
     stack: ExitStack,
 ) -> list[Document]:
     """Return the documents that can be read. The errors of other documents in folders are added to `found.failures`.
+
+    target: The BCP 47 tag of the outputs' language, or None if unknown.
 
     Raises `InputError` for another document that cannot be read, and if none of the documents can be read.
     """
@@ -181,7 +185,7 @@ def readable_documents(
         document = document_of(name, output, options, output_encoding)
         document.import_parser()
         try:
-            document.check(stack)
+            document.check(stack, target)
         except InputError as error:
             if name not in found.in_folders:
                 raise

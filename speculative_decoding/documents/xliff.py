@@ -14,7 +14,7 @@ from .html import read_whole
 from .messages import message_parts
 from .options import DocumentOptions
 from .pieces import text_without_kept
-from .splitting import needs_decoding
+from .splitting import needs_decoding, wrong_target
 from .tokens import Block, Literal, Part, line_ends
 from .xliff_content import parts_of_content
 from .xml_source import TAG, Element, Refuse, check, elements, with_attributes
@@ -144,13 +144,19 @@ class Reader:
             yield Edit(start, end, tag, element, f"</{name}>")
 
     def language_edits(self, unit: Element) -> Iterator[Edit]:
-        """Yield an edit that sets the language of the targets, if it is missing and known."""
+        """Yield an edit that sets the language of the targets, if it is missing and known.
+
+        Raises `InputError` if they have another language.
+        """
         element: Element | None = unit
         while element is not None and element.name != self.prefix + self.version.has_language:
             element = element.parent
-        if element is None or self.language is None or element.attributes.get(self.version.language):
+        if element is None or self.language is None:
             return
-        if self.labeled != element.start:
+        if declared := element.attributes.get(self.version.language):
+            if error := wrong_target(declared, self.language):
+                raise error.at(f"line {1 + line_ends(self.source[: element.content])}")
+        elif self.labeled != element.start:
             self.labeled = element.start
             values = {self.version.language: self.language}
             yield Edit(element.start, element.content, with_attributes(self.tag(element), values))
