@@ -52,7 +52,8 @@ PATTERN_SOURCES: dict[str, tuple[str, list[str]]] = {
         "%$@!:",
         [
             r"\$t\([^()\n]{1,100}\)|@\([\w.]{1,60}\)|%<\w{1,60}>[\d.]{0,4}[a-z]|@:[\w.]{1,60}",  # $t(key), @(name)
-            rf"(?<!%)%{NAME}%{END}|%%{NAME}%%|(?<![\w%])%[a-z][a-z_]{{1,60}}+{END}",  # %PATH%, %%NAME%%, %name
+            rf"(?<!%)%{NAME}%(?!%(?!\w)){END}|%%{NAME}%%",  # %PATH%, %%NAME%%, but not %d%%
+            rf"(?<![\w%])%[a-z][a-z_]{{1,60}}+{END}",  # %name
             rf"(?<![\w$])\$[A-Za-z_]\w{{0,60}}+{END}",  # $HOME
             r"(?<![\w@./])@[A-Za-z][\w-]{0,60}+(?::\w{1,60})?|(?<![\w!])![a-z_]\w{1,60}+",  # @name
             rf"{RUN_START}:[a-z_]\w{{1,60}}+(?!:)",  # :name

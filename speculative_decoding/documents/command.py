@@ -44,7 +44,7 @@ from .folders import FoundDocuments
 from .formats import FORMATS
 from .journal import LOG_FORMAT, Journal
 from .matches import match_finder
-from .options import DocumentOptions
+from .options import FORMATS_OF, DocumentOptions
 from .output import END, STANDARD, Destinations, Document, write_documents
 from .pieces import Piece, parts_of
 from .reading import DocumentFile
@@ -58,7 +58,7 @@ WRITE_MEMORY = "write the sources and outputs as a TMX file"
 USE_MATCHES = Message("use the translations of equal sources in {memory} without decoding them")
 CHECK = "exit with status 1 if there are findings"
 FORCE = "replace existing outputs, and start over if an interrupted run cannot be continued"
-OUTPUT_ENCODING = "encoding of the outputs, except HTML (default: that of each document)"
+OUTPUT_ENCODING = "encoding of the outputs, except HTML and XLIFF (default: that of each document)"
 SLOTS = "number of prompts to decode together"
 SEGTYPES = {"sentence": "sentence", "line": "block", "paragraph": "paragraph"}  # unit -> segment type of TMX
 
@@ -73,7 +73,7 @@ class DocumentFlags(RunFlags):
     output: A[str | None, Text(), OUTPUT, BASIC, Flag(short="-o", metavar="FILE_OR_FOLDER")] = None
     output_encoding: A[str | None, Text(), OUTPUT_ENCODING, Flag(metavar="NAME")] = None
     keep: A[Path | None, File(), KEEP, BASIC] = None
-    use_matches: A[bool, Bool(), USE_MATCHES] = False
+    use_matches: A[bool, Bool(), USE_MATCHES, BASIC] = False
     write_memory: A[Path | None, File(), WRITE_MEMORY, BASIC] = None
     check: A[bool, Bool(), CHECK, BASIC] = False
     force: A[bool, Bool(), FORCE, BASIC] = False
@@ -124,7 +124,8 @@ def decode_documents(chosen: argparse.Namespace) -> int:
     places.check(vars(chosen), [] if flags.keep is None else [NamedFile("keep", flags.keep)])
     terms = [] if flags.keep is None else read_terms(flags.keep)
     with ExitStack() as stack:
-        documents = readable_documents(found, places, options, flags.output_encoding, stack)
+        target = target_language(getattr(chosen, "tgt_lang", None), flags.prefix)
+        documents = readable_documents(found, places, options, flags.output_encoding, target, stack)
         config = run_config_from(chosen, used=["memory"] if flags.use_matches else ())
         pair = config.open()
         model, tokenizer = pair.target.model, pair.target.tokenizer
@@ -170,18 +171,21 @@ def readable_documents(
     places: Destinations,
     options: DocumentOptions,
     output_encoding: str | None,
+    target: str | None,
     stack: ExitStack,
 ) -> list[Document]:
     """Return the documents that can be read. The errors of other documents in folders are added to `found.failures`.
+
+    target: The BCP 47 tag of the outputs' language, or None if unknown.
 
     Raises `InputError` for another document that cannot be read, and if none of the documents can be read.
     """
     readable: list[Document] = []
     for name, output in zip(found.files, places.outputs, strict=True):
-        document = document_of(name, output, options, output_encoding, is_alone=name not in found.in_folders)
+        document = document_of(name, output, options, output_encoding)
         document.import_parser()
         try:
-            document.check(stack)
+            document.check(stack, target)
         except InputError as error:
             if name not in found.in_folders:
                 raise
@@ -194,11 +198,14 @@ def readable_documents(
             raise errors[0]
         each = joined(" | ", (error.problem for error in errors))
         raise InputError(Message("none of the documents can be read ({each})", each=each), "files", "repair them")
-    for name in ("unwrap", "fields"):
+    formats = ", ".join(sorted({each.file.format for each in readable}))
+    for name in FORMATS_OF:
         if getattr(options, name) and not any(getattr(each.options, name) for each in readable):
-            raise InputError("has no effect on the formats of these documents", name, "leave it out")
+            problem = f"has no effect on the formats of these documents ({formats})"
+            raise InputError(problem, name, "leave it out")
     if output_encoding is not None and all(FORMATS[each.file.format].has_references for each in readable):
-        raise InputError("has no effect on HTML, which keeps its encoding", "output_encoding", "leave it out")
+        problem = f"has no effect on {formats}, whose documents keep their encoding"
+        raise InputError(problem, "output_encoding", "leave it out")
     if options.encoding is not None:
         for document in readable:
             note_encoding(document.file, options.encoding)
@@ -223,13 +230,10 @@ def document_of(
     output: Path | None,
     options: DocumentOptions,
     output_encoding: str | None = None,
-    *,
-    is_alone: bool = True,
 ) -> Document:
     """Return a document that is not open yet. Raises `InputError` for an unsupported format.
 
     output_encoding: The encoding of the output (default: the document's).
-    is_alone: Whether each option must have an effect on this document.
     """
     is_stdin = name == STANDARD
     which = "its" if options.encoding is None else "another"
@@ -240,8 +244,7 @@ def document_of(
         output_encoding=None if output_encoding is None else encoding_named(output_encoding),
         way_out=Message("name {which} {encoding}, or {convert}", which=which, convert=WAY_OUT),
     )
-    own = replace(options, format=file.format) if is_alone else options.for_format(file.format)
-    return Document(file, output, own)
+    return Document(file, output, options.for_format(file.format))
 
 
 def total_size(documents: Sequence[Document]) -> int | None:

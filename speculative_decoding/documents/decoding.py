@@ -18,7 +18,7 @@ from .places import enclosed_texts, find_places
 from .required_parts import lost_characters, lost_parts, required_parts, spans_around
 from .results import DecodedPiece, DecodedText
 from .splitting import Span, fitting_spans
-from .survival import lost_numbers, lost_signs
+from .survival import lost_dots, lost_numbers, lost_signs
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def decode_piece(piece: Piece, rules: Rules) -> Steps:
         if decoded.spans:
             findings.append(Finding(piece.line, PARTS, piece.text[:SHOWN]))
     numbers = [*lost_numbers(piece.text, decoded.text), *lost_signs(piece.text, decoded.text)]
-    if missing := [*numbers, *lost_characters(piece, decoded.text)]:
+    if missing := [*numbers, *lost_characters(piece, decoded.text), *lost_dots(piece.text, decoded.text)]:
         findings.append(Finding(piece.line, LOST, ", ".join(dict.fromkeys(missing))))
     return replace(decoded, findings=[*findings, *decoded.findings])
 

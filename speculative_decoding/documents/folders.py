@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import InputError, Message
 from ..runs.folders import files_below
 from .formats import BY_SUFFIX, FORMATS
 
@@ -80,7 +80,12 @@ class FoundDocuments:
                 others[suffix or "without a suffix"] += 1
         if len(self.files) == count:
             way_out = f"name its files, or a folder with documents (of the suffixes {' '.join(sorted(suffixes))})"
-            raise InputError(f"{folder} is a folder without documents", "files", way_out)
+            data = [name for name, each in FORMATS.items() if each.is_data and any(map(others.get, each.suffixes))]
+            raise InputError(
+                f"{folder} is a folder without documents",
+                "files",
+                Message("decode its data with {format} {names}", names=" or ".join(data)) if data else way_out,
+            )
 
 
 def suffixes_of(format: str | None) -> frozenset[str]:

@@ -1,10 +1,12 @@
 """Parses JSON files of messages: nested objects and arrays, such as those of i18next, and Flutter's ARB files.
 
-Every string value is decoded, or only those with the named keys. Keys are copied.
+Every string value is decoded, or only those with the named keys. Keys are copied. An ARB file names its language, which
+becomes the output's.
 """
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
@@ -15,6 +17,7 @@ from .json_values import blocks_of_string, values_of, writer
 from .options import DocumentOptions
 from .tokens import Literal, Part, line_ends, read_whole
 
+LOCALE = re.compile(r'("@@locale"\s*+:\s*+)"[^"]*+"')
 METADATA = "@"  # a key that starts with it describes a message of an ARB file, or the file
 
 
@@ -31,10 +34,18 @@ def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = N
     for start, end in zip(spans[::2], spans[1::2], strict=True):
         literal = text[position:start]
         number += line_ends(literal)
-        yield Literal(literal)
+        yield Literal(with_locale(literal, target))
         yield from blocks_of_string(text[start:end], number, write)
         position = end
-    yield Literal(text[position:])
+    yield Literal(with_locale(text[position:], target))
+
+
+def with_locale(literal: str, target: str | None) -> str:
+    """Return a part of an ARB file with the output's language. Flutter refuses a file that names another language.
+
+    target: A BCP 47 tag, or None if the language is unknown.
+    """
+    return LOCALE.sub(rf'\1"{target.replace("-", "_")}"', literal) if target else literal
 
 
 def string_spans(text: str, fields: Collection[str]) -> Iterator[tuple[int, int]]:

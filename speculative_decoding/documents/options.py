@@ -15,7 +15,7 @@ from .encodings import require_encoding
 from .formats import FORMATS
 
 UNITS = ("sentence", "line", "paragraph")
-FORMAT = f"{', '.join(FORMATS)} (default: by the suffix; text without one)"
+FORMAT = f"format of the documents: {', '.join(FORMATS)} (default: by the suffix; text without one)"
 UNIT = "unit of text to decode as one prompt"
 UNWRAP = "in plain text, join the lines of a paragraph, and break its output into as many lines"
 FIELDS = "field of each JSON line to decode (default: text), or key of the texts in JSON; may be repeated"
@@ -36,9 +36,9 @@ class DocumentOptions:
     format: A[str | None, Text(tuple(FORMATS)), FORMAT, BASIC, Flag(metavar="NAME")] = None
     unit: A[str, Text(UNITS), UNIT, BASIC] = "sentence"
     unwrap: A[bool, Bool(), UNWRAP, BASIC] = False
-    fields: A[Sequence[str], ListOf(Text()), FIELDS, Flag("field")] = ()
-    columns: A[Sequence[str], ListOf(Text()), COLUMNS, Flag(metavar="NAME_OR_NUMBER")] = ()
-    encoding: A[str | None, Text(), ENCODING, Flag(metavar="NAME")] = None
+    fields: A[Sequence[str], ListOf(Text()), FIELDS, BASIC, Flag("field")] = ()
+    columns: A[Sequence[str], ListOf(Text()), COLUMNS, BASIC, Flag(metavar="NAME_OR_NUMBER")] = ()
+    encoding: A[str | None, Text(), ENCODING, BASIC, Flag(metavar="NAME")] = None
     max_document: A[int, Int(1), MAX_DOCUMENT] = 1 << 26
 
     def __post_init__(self) -> None:

@@ -180,14 +180,19 @@ class Document:
         """Return the parser of the document's format. Raises `InputError` if a required package is missing."""
         return FORMATS[self.file.format].parse
 
-    def check(self, stack: ExitStack) -> None:
-        """Read the document once to validate it. Raises `InputError`. stack: closes a document that stays open."""
+    def check(self, stack: ExitStack, target: str | None = None) -> None:
+        """Read the document once to validate it. Raises `InputError`.
+
+        Args:
+            stack: Closes a document that stays open.
+            target: The BCP 47 tag of the output's language, or None if unknown.
+        """
         parse = self.import_parser()
         if not self.file.can_reopen:
             stack.enter_context(self.file)
         with self.reading():
             has_errors = FORMATS[self.file.format].has_errors
-            deque(parse(self.file.lines, self.options, None) if has_errors else (), maxlen=0)
+            deque(parse(self.file.lines, self.options, target) if has_errors else (), maxlen=0)
         if self.output is None and not self.file.can_write_all:
             problem = f"{label_of(self.file.output_encoding)} may lack characters of the output"
             raise InputError(problem, "output_encoding", Message("name utf-8, or name a file with {output}"))

@@ -15,8 +15,9 @@ from .code_patterns import CODE_PATTERNS
 from .findings import SHOWN, UNTRANSLATED, Finding
 from .options import DocumentOptions
 from .pieces import has_words
-from .po_header import Plurals, filled, known_forms, plurals_in
+from .po_header import LANGUAGE, Plurals, filled, known_forms, plurals_in
 from .po_messages import Field, messages
+from .splitting import wrong_target
 from .survival import lost, must_survive
 from .tokens import Block, Literal, Part
 
@@ -42,6 +43,9 @@ def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = N
     for comments, fields in messages(lines):
         if is_header(fields) and is_incomplete:
             msgid, header = fields.values()
+            declared = LANGUAGE.search(header.text)
+            if declared and (error := wrong_target(declared[1], target)):
+                raise error.at(f"line {header.line}")
             raw = filled(header.raw, target, forms, msgid.line_end, adds_forms=has_plurals)
             header = replace(header, lines=[raw])
             plurals = (plurals_in(header.text, header.line) if has_plurals else None) or plurals

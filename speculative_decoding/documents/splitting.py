@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import accumulate, chain, pairwise
 
-from ..errors import Message, note
+from ..errors import InputError, Message, note
 from ..loading.language_map import language_of, language_tag, languages_named
 from .options import DocumentOptions
 from .survival import Required, must_survive
@@ -27,6 +27,7 @@ MARKS_TRIED = 16  # how many characters a cut within a word may move back to kee
 # 12:30)
 CLAUSE_END = re.compile(r"[,;:،؛;·](?=\s)|[\u2013\u2014](?!\d)|[、\uff0c\uff1a\uff1b]")
 WORD = re.compile(r"\S")
+SCRIPTS = {"latin": "Latn", "cyrillic": "Cyrl", "devanagari": "Deva", "arabic": "Arab"}  # variant of a locale -> script
 # Bullets, arrows, lines, musical notes, stars and emoji that stand alone
 SYMBOLS = (
     "[|\u00a6\u00ab\u00b6\u00b7\u00bb\u2022\u2039\u203a\u2190-\u21ff\u2300-\u27bf\u2b00-\u2bff"
@@ -255,3 +256,18 @@ def target_language(tgt_lang: str | None, prefix: str) -> str | None:
     """Return the target language's BCP 47 tag, from a model's code or a prefix that names the language."""
     name = tgt_lang or languages_named(prefix)[1]
     return language_tag(name) if name else None
+
+
+def wrong_target(declared: str, target: str | None) -> InputError | None:
+    """Return an error if a bilingual document is for another language than the output's, or else None.
+
+    Args:
+        declared: The language of its targets: a BCP 47 tag, or a locale such as pt_BR or sr@latin.
+        target: See `target_language`.
+    """
+    name, _, variant = declared.partition("@")
+    known = language_of(f"{name.partition('.')[0]}_{SCRIPTS.get(variant, '')}")
+    if target is None or known.includes(language_of(target)):
+        return None
+    problem = f"the document is for translations into {declared}, not into {target}"
+    return InputError(problem, way_out="correct its language, or name another document")

@@ -25,6 +25,7 @@ from .code_patterns import (
 TOKEN = re.compile(rf"\\{ESCAPE}|{ACCESS_KEY}|{LETTER}+|\S")
 ENDS_SENTENCE = ".,;:!?'\u2019\u2026*"
 SIGN = re.compile(r"[^\w\s\u00b5\u03bc/]|\u03a9")
+DOTS = re.compile(r"\.{3,}")
 OPENING = {")": "(", "]": "[", "}": "{"}
 
 Key = str | tuple[str, str | None]  # the text of a span, or a number and its unit
@@ -224,3 +225,10 @@ def lost_signs(source: str, output: str) -> list[str]:
             if left[sign] < 0:
                 found.append(sign)
     return found
+
+
+def lost_dots(source: str, output: str) -> list[str]:
+    """Return each "..." that an output lacks. "\u2026" may have replaced it, unless the source contains both."""
+    single = output.count("\u2026") - source.count("\u2026")
+    left = len(DOTS.findall(output)) + max(single, 0)
+    return DOTS.findall(source)[left:]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
-from ..errors import InputError
+from ..errors import InputError, Message
 from .cells import blocks_of
 from .findings import COPIED, SHOWN, Finding
 from .options import DocumentOptions
@@ -127,9 +127,11 @@ class Layout:
         names = [f"{each[:SHOWN]!r}" for each in self._names[:SHOWN_NAMES]]
         more = ", ..." if len(self._names) > SHOWN_NAMES else ""
         way_out = f"name some of {', '.join(names)}{more}, or numbers from 1 to {self._width}"
+        each = Message("{known}, each with its own {columns}", known=way_out)
         if not self._wanted:
             raise InputError(
                 f"{self._format} needs the columns to decode", "columns", way_out if names else "name them"
             )
         if self._missing and names:
-            raise InputError(f"the table has no column {self._missing[0]!r}", "columns", way_out)
+            is_list = any(delimiter in self._missing[0] for delimiter in DELIMITERS)
+            raise InputError(f"the table has no column {self._missing[0]!r}", "columns", each if is_list else way_out)

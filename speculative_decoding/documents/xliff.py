@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 from .options import DocumentOptions
 from .pieces import has_words
+from .splitting import wrong_target
 from .tokens import Block, Literal, Part, line_ends, read_whole
 from .xliff_content import parts_of_content
 from .xml_source import TAG, Element, Refuse, check, elements, with_attributes
 
+LOCKED = frozenset([("m:locked", "true"), ("mq:locked", "locked")])  # units that Phrase and memoQ protect
 FINISHED = frozenset(["translated", "reviewed", "final", "signed-off"])
 
 
@@ -106,12 +108,20 @@ class Reader:
                     parent = parent.parent
                 if parent is not None:
                     parent.parts[element.attributes.get("mid", "")] = element
+            elif element.name == "sdl:seg" and element.attributes.get("locked") == "true":  # Trados
+                if parent is not None and parent.parent is not None:
+                    parent.parent.parts[f"locked {element.attributes.get('id')}"] = element
             elif name == self.version.unit and element.inherited("translate") != "no":
                 yield from self.edits_of(element)
 
     def edits_of(self, unit: Element) -> Iterator[Edit]:
         version, target = self.version, unit.parts.get("target")
-        if (source := unit.parts.get("seg-source", unit.parts.get("source"))) is None:
+        source = unit.parts.get("seg-source", unit.parts.get("source"))
+        if source is None or not LOCKED.isdisjoint(unit.attributes.items()):
+            return
+        locked = {mid for mid in source.parts if f"locked {mid}" in unit.parts}
+        unlocked = source.parts.keys() - locked
+        if locked and not unlocked:
             return
         stateful = unit if version.has_state == version.unit else target
         state = "" if stateful is None else stateful.attributes.get("state")
@@ -119,8 +129,8 @@ class Reader:
         if target is None:
             found = [(None, source)]
         elif unit.attributes.get("approved") != "yes" and state not in FINISHED:
-            segments = [(each, source.parts[mid]) for mid, each in target.parts.items() if mid in source.parts]
-            is_whole = state in version.missing or self.is_blank(target)
+            segments = [(each, source.parts[mid]) for mid, each in target.parts.items() if mid in unlocked]
+            is_whole = (state in version.missing or self.is_blank(target)) and not (locked and segments)
             found = [(target, source)] if is_whole else [each for each in segments if self.is_blank(each[0])]
         if not (found := [each for each in found if self.has_words(each[1])]):
             return
@@ -141,13 +151,19 @@ class Reader:
             yield Edit(start, end, tag, element, f"</{name}>")
 
     def language_edits(self, unit: Element) -> Iterator[Edit]:
-        """Yield an edit that sets the language of the targets, if it is missing and known."""
+        """Yield an edit that sets the language of the targets, if it is missing and known.
+
+        Raises `InputError` if they have another language.
+        """
         element: Element | None = unit
         while element is not None and element.name != self.prefix + self.version.has_language:
             element = element.parent
-        if element is None or self.language is None or element.attributes.get(self.version.language):
+        if element is None or self.language is None:
             return
-        if self.labeled != element.start:
+        if declared := element.attributes.get(self.version.language):
+            if error := wrong_target(declared, self.language):
+                raise error.at(f"line {1 + line_ends(self.source[: element.content])}")
+        elif self.labeled != element.start:
             self.labeled = element.start
             values = {self.version.language: self.language}
             yield Edit(element.start, element.content, with_attributes(self.tag(element), values))

@@ -119,6 +119,17 @@ def test_findings_are_listed_with_their_lines_and_fail_only_a_check(document: Co
     assert document("numbers.txt", *MODEL, "--check")[:2] == (0, "12\n")
 
 
+def test_an_option_applies_to_those_documents_on_whose_formats_it_has_an_effect(document: Command) -> None:
+    Path("table.csv").write_text("1;The page\n2;The list\n")
+    Path("words.tsv").write_text("1\tThe value\n")
+    status, _, said = document("a.txt", "table.csv", "words.tsv", "-o", "out", *MODEL, "--columns", "2")
+    assert status == 0, said
+    for name in ("table.csv", "words.tsv"):
+        assert document(name, "-o", "alone", *MODEL, "--columns", "2", "--force")[0] == 0
+        assert content(f"out/{name}") == content("alone") != content(name)
+    assert document("a.txt", "-o", "alone", *MODEL, "--force")[0] == 0 and content("out/a.txt") == content("alone")
+
+
 @needs_subpackage("memory")
 def test_a_written_memory_has_the_decoded_pieces_and_makes_the_next_run_cheap(document: Command) -> None:
     arguments = ("a.txt", "--model", "t5-web-docs-draft", "--dtype", "float32", "--unit", "line", "-m", "40")
@@ -157,6 +168,7 @@ REFUSED = {
     ("a.txt", "--max-document", "5", "--format", "srt"): "a.txt: has more than 5 bytes",
     ("a.txt", "--keep", "none"): "--keep: none: not readable",
     ("a.txt", "-o", "terms.txt", "--keep", "terms.txt"): "--output: terms.txt is already used by --keep",
+    ("a.txt", "--columns", "1"): "--columns: has no effect on the formats of these documents (text); leave it out",
     ("a.txt", "--unwrap", "--format", "jsonl"): "--unwrap: has no effect with --format jsonl",
     ("a.txt", "--num-beams", "2", "--num-return-sequences", "2"): "--num-return-sequences: must be 1 for documents",
     ("a.txt", "--write-memory", "new.txt"): "--write-memory: new.txt is not a .tmx file",

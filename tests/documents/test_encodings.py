@@ -187,7 +187,11 @@ REFUSED = {
     "or name a file with --output",
     ("wide.txt",): "wide.txt: line 1: contains a NUL character (character 2), so it is binary, or UTF-16 without a "
     "byte-order mark; name its --encoding, or convert it to UTF-8",
-    ("b.html", "--output-encoding", "utf-8"): "--output-encoding: has no effect on HTML, which keeps its encoding",
+    (
+        "b.html",
+        "--output-encoding",
+        "utf-8",
+    ): "--output-encoding: has no effect on html, whose documents keep their encoding",
     ("c.html", "--encoding", "latin1"): "c.html: line 1: not UTF-8 (invalid start byte); convert it to UTF-8",
 }
 

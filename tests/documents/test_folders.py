@@ -119,7 +119,11 @@ REFUSED = {
     ("images", "-o", "de"): "FILE: images is a folder without documents; name its files, or a folder with documents",
     ("docs", "-o", "de", "--format", "vtt"): "FILE: docs is a folder without documents; name its files, or a folder "
     "with documents (of the suffixes .vtt)",
-    ("docs", "-o", "de", "--field", "a"): "--field: has no effect on the formats of these documents",
+    ("docs", "-o", "de", "--field", "a"): "--field: has no effect on the formats of these documents (markdown, srt, "
+    "text); leave it out",
+    ("docs", "-o", "de", "--columns", "a"): "--columns: has no effect on the formats of these documents (",
+    ("messages", "-o", "de"): "FILE: messages is a folder without documents; decode its data with --format json or csv",
+    ("locale", "-o", "de", "--target-language", "de"): "locale/fr.po: line 2: the document is for translations into fr",
     ("damaged", "-o", "de"): "damaged/a.txt: line 1: not UTF-8",
     ("damaged", "worse", "-o", "de"): "FILE: none of the documents can be read (damaged/a.txt: line 1: not UTF-8",
 }
@@ -133,6 +137,9 @@ def test_bad_arguments_are_one_line_with_status_2_before_weights_load(
     for name in ("images", "damaged", "worse", "full"):
         Path(name).mkdir()
     Path("images/a.png").touch()
+    for name in ("messages/app.arb", "messages/a.csv", "locale/fr.po"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text('msgid ""\nmsgstr "Language: fr"\n\nmsgid "Open"\nmsgstr ""\n')
     Path("GUIDE").touch()
     Path("full/guide").touch()
     Path("a.md").touch()

@@ -167,3 +167,13 @@ def test_blocks_know_their_lines() -> None:
     text = '{\n"a": "One",\r\n\r\n"b": ["Two\\nThree",\n"Four"]}'
     found = [(part.text, part.line) for part in parse([text], DocumentOptions()) if isinstance(part, Block)]
     assert found == [("One", 2), ("Two", 4), ("Three", 4), ("Four", 5)]
+
+
+def test_an_arb_file_names_the_language_of_the_output() -> None:
+    text = '{\r\n  "@@locale" : "en",\r\n  "a": "\\"@@locale\\": \\"en\\"",\r\n  "@a": {"x": "@@locale"}\r\n}'
+    for target, locale in (("pt-BR", "pt_BR"), ("zh-Hans", "zh_Hans"), ("de", "de")):
+        parts = parse([text], DocumentOptions(format="json"), target)
+        assert "".join(part.raw for part in parts) == text.replace('"en",', f'"{locale}",')
+    for untouched in (text, text.replace("@@locale", "locale")):
+        language = None if untouched == text else "de"
+        assert "".join(part.raw for part in parse([untouched], DocumentOptions(format="json"), language)) == untouched

@@ -375,3 +375,23 @@ def test_a_lost_number_is_listed_with_its_line() -> None:
     (piece,) = pieces_of(Block([Text("In 1984 there were 3.", "In 1984 there were 3.")], 7), "sentence", "en")
     assert isinstance(piece, Piece)
     assert decode_with(piece, lambda prompt: "1984").findings[-1] == Finding(7, "lost", "3")
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "lost"),
+    [
+        ("Save as...", "Sichern unter", "..."),
+        ("Save as...", "Sichern unter..", "..."),
+        ("Save as...", "Sichern unter ...", None),
+        ("Save as...", "Sichern unter\u2026", None),
+        ("One... two.... three", "Eins .... zwei drei", "...."),
+        ("One... two\u2026", "Eins zwei\u2026", "..."),
+        ("Save as.", "Sichern unter...", None),
+    ],
+)
+def test_lost_dots_are_listed(source: str, output: str, lost: str | None) -> None:
+    (piece,) = pieces_of(block_of(source), "paragraph", "en")
+    assert isinstance(piece, Piece)
+    assert [each.what for each in decode_with(piece, lambda prompt: output).findings if each.kind == "lost"] == (
+        [] if lost is None else [lost]
+    )

@@ -167,6 +167,32 @@ def test_plural_forms_of_an_unknown_language_are_left_out_and_listed(name: str, 
     assert [each.msgstr for each in file] == ["", "Open"] and set(file[0].msgstr_plural.values()) == {""}
 
 
+LANGUAGES = {  # value of the field "Language" -> languages of outputs, and languages that are refused
+    "de": (["de", "de-AT", None], ["fr", "nl"]),
+    "pt_BR": (["pt", "pt-BR", "pt-PT"], ["es"]),
+    "de_DE.UTF-8": (["de"], ["en"]),
+    "sr@latin": (["sr", "sr-Latn"], ["sr-Cyrl", "hr"]),
+    "ca@valencia": (["ca"], ["es"]),
+    "zh_TW": (["zh", "zh-Hant"], ["zh-Hans"]),
+    "nb": (["no"], ["nn", "da"]),
+    "": (["fr"], []),
+}
+
+
+@pytest.mark.parametrize("declared", LANGUAGES)
+def test_a_catalog_for_another_language_is_refused_if_a_message_would_be_decoded(declared: str) -> None:
+    header = HEADER.replace("Language: de", f"Language: {declared}")
+    accepted, refused = LANGUAGES[declared]
+    for target in accepted:
+        assert decoded(header + 'msgid "Open"\nmsgstr ""\n', target=target).endswith('msgstr "Open"\n')
+    for target in refused:
+        error = f"line 2: the document is for translations into {re.escape(declared)}, not into {target}; correct"
+        with pytest.raises(InputError, match=error):
+            parts_into(header + 'msgid "Open"\nmsgstr ""\n', target)
+        whole = header + 'msgid "Open"\nmsgstr "Auf"\n'
+        assert decoded(whole, target=target) == whole
+
+
 def test_a_half_translated_plural_is_kept_and_listed() -> None:
     text = CATALOGS["a half translated plural"]
     (finding,) = [part.finding for part in parts_into(text) if isinstance(part, Literal) and part.finding]

@@ -201,6 +201,12 @@ def test_a_placeholder_after_a_number_is_no_percent_sign(text: str, spans: list[
     assert found(text) == spans
 
 
+@pytest.mark.parametrize("end", [" complete", ".", "", "-"])
+@pytest.mark.parametrize("placeholder", ["%d", "%s", "%i", "%1$d", "%.1f", "%(percent)d", "{0}"])
+def test_a_doubled_percent_sign_after_a_placeholder_is_not_a_part_of_it(placeholder: str, end: str) -> None:
+    assert found(f"Now {placeholder}%%{end}") == [placeholder, "%%"]
+
+
 def test_terms_are_whole_words_and_the_longest_wins() -> None:
     text = "Firefox, firefox, Firefoxes, Firefox Nightly, C++, .NET, 東京タワー, xFirefox"
     assert found(text, TERMS) == ["Firefox", "Firefox Nightly", "C++", ".NET", "東京"]

@@ -162,6 +162,12 @@ REFUSED = [
         "columns: csv needs the columns to decode; name some of 'id', 'text', or numbers from 1 to 2",
     ),
     ({"columns": ["txt"]}, "id,text\n", "columns: the table has no column 'txt'; name some of 'id', 'text', or"),
+    (
+        {"columns": ["text,id"]},
+        "id;text\n",
+        "columns: the table has no column 'text,id'; name some of 'id', 'text', or numbers from 1 to 2, each with its "
+        "own columns",
+    ),
     ({"columns": ["3"]}, "id,text\n", "columns: the table has no column '3'"),
     ({"columns": ["0"]}, "id,text\n", "columns: the table has no column '0'"),
     ({"columns": ["9" * 5000]}, "id,text\n", "columns: the table has no column '999"),

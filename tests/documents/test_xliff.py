@@ -118,6 +118,14 @@ def copied(document: str, language: str | None = None) -> str:
     return "".join(part.raw for part in parse(StringIO(document, newline=""), XLIFF, language))
 
 
+def declared_language(document: str) -> str | None:
+    root = tree(document)
+    found = root.get("trgLang") or next(
+        (each.get("target-language") for each in root.iterfind("{*}file[@target-language]")), None
+    )
+    return found or None
+
+
 def codes(element: Any) -> Counter[Any]:
     """Count the inline elements, with their attributes, and with their content if it is code."""
     native = ("bpt", "ept", "it", "ph")
@@ -147,10 +155,32 @@ def require_codes(document: str, written: str, output: str) -> None:
 @SHAPE
 def test_exactly_the_missing_targets_are_written(name: str) -> None:
     shape = SHAPES[name]
-    for language in (None, "pt-BR"):
+    for language in (None, declared_language(shape.document) or "pt-BR"):
         assert canonical(tree(copied(shape.document, language))) == filled(shape.document, shape.written, language)
     if not shape.written:
-        assert copied(shape.document, "pt-BR") == shape.document
+        assert copied(shape.document, "th") == shape.document
+
+
+@SHAPE
+def test_a_document_for_another_language_is_refused_if_it_would_be_written(name: str) -> None:
+    shape = SHAPES[name]
+    language = declared_language(shape.document)
+    if not shape.written or language is None:
+        copied(shape.document, "th")
+    else:
+        with pytest.raises(InputError, match=f"line [1-9]: the document is for translations into {language}, not into"):
+            copied(shape.document, "th")
+
+
+def test_the_line_of_another_language_is_that_of_its_element() -> None:
+    unit = "<body><trans-unit id='1'><source>A car</source></trans-unit></body>"
+    document = f"<xliff version='1.2'><file>{unit}</file>\n<file\ntarget-language='fr-CA'>{unit}</file></xliff>"
+    with pytest.raises(InputError) as refused:
+        copied(document, "de")
+    assert refused.value.message(str) == (
+        "line 3: the document is for translations into fr-CA, not into de; correct its language, or name another "
+        "document"
+    )
 
 
 @SHAPE

@@ -223,7 +223,7 @@ you.</source>
       </trans-unit>"""),
     ),
     "Trados": Shape(
-        "e5e1 5b2c/2",
+        "e5e1 5b2c/2 77a0/4",
         """\ufeff<?xml version="1.0" encoding="utf-8"?><xliff xmlns:sdl="http://sdl.com/FileTypes/SdlXliff/1.0" \
 xmlns="urn:oasis:names:tc:xliff:document:1.2" version="1.2" sdl:version="1.0"><file original="C:\\a.docx" \
 datatype="x-sdlfilterframework2" source-language="en-US" target-language="de-DE"><header><file-info \
@@ -234,7 +234,12 @@ xmlns="http://sdl.com/FileTypes/SdlXliff/1.0"><value key="Source">a &gt; b</valu
 </group><trans-unit id="5b2c"><source>One. Two words.</source><seg-source><g id="7"><mrk mtype="seg" mid="1">One.\
 </mrk> \
 <mrk mtype="seg" mid="2">Two words.</mrk></g></seg-source><target><g id="7"><mrk mtype="seg" mid="1">Eins.</mrk> \
-<mrk mtype="seg" mid="2"></mrk></g></target></trans-unit></body></file></xliff>""",
+<mrk mtype="seg" mid="2"></mrk></g></target></trans-unit><trans-unit id="77a0"><source>Locked. Open.</source>\
+<seg-source><mrk mtype="seg" mid="3">Locked.</mrk> <mrk mtype="seg" mid="4">Open.</mrk></seg-source><target>\
+<mrk mtype="seg" mid="3"/> <mrk mtype="seg" mid="4"/></target><sdl:seg-defs><sdl:seg id="3" locked="true"/>\
+<sdl:seg id="4" locked="false"/></sdl:seg-defs></trans-unit><trans-unit id="77a1"><source>Locked words</source>\
+<seg-source><mrk mtype="seg" mid="5">Locked words</mrk></seg-source><sdl:seg-defs><sdl:seg id="5" locked="true"/>\
+</sdl:seg-defs></trans-unit></body></file></xliff>""",
     ),
     "memoQ": Shape(
         "1",
@@ -250,6 +255,10 @@ big<x id="3"/>.</source>
 <trans-unit id="2" mq:status="ManuallyConfirmed">
 <source xml:space="preserve">Yes</source>
 <target xml:space="preserve">Igen</target>
+</trans-unit>
+<trans-unit id="3" mq:status="NotStarted" mq:locked="locked">
+<source xml:space="preserve">A locked word</source>
+<target xml:space="preserve"></target>
 </trans-unit>
 </body>
 </file>
@@ -267,6 +276,7 @@ big<x id="3"/>.</source>
           <m:tunit-metadata><m:mark id="1"><m:type>code</m:type></m:mark></m:tunit-metadata>
         </trans-unit>
         <trans-unit id="x:1" m:confirmed="0"><source>Plain text</source><target/></trans-unit>
+        <trans-unit id="x:2" m:confirmed="0" m:locked="true"><source>Locked text</source><target/></trans-unit>
       </group>"""),
     ),
     "Drupal": Shape(

@@ -157,6 +157,12 @@ REFUSED: list[tuple[str, bytes, dict[str, str], str]] = [
     ("a.csv", b"id,text", {}, "columns: csv needs the columns to decode; name some of 'id', 'text'"),
     ("a.txt", b"a", {"columns": "text"}, "columns: has no effect with format text"),
     ("a.txt", b"a", {"format": "exe"}, "format: must be one of"),
+    (
+        "a.po",
+        b'msgid ""\nmsgstr "Language: fr"\n\nmsgid "A"\nmsgstr ""',
+        {},
+        "line 2: the document is for translations",
+    ),
     ("a.txt", b"a", {"source": "", "sources": "en"}, "source: is missing or empty; send a language, or auto"),
     ("a.txt", b"a", {"target": "fr"}, "target: source and target must be a supported pair (en:de), not en:fr"),
     ("a.txt", b"a" * 30_000, {}, "at most 20000 bytes"),

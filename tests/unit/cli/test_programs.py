@@ -20,7 +20,7 @@ from speculative_decoding.version import __version__
 PRESENT = [
     name for name, (_, subpackage, _) in programs.COMMANDS.items() if subpackage is None or has_subpackage(subpackage)
 ]
-LONGEST = {"generate": 60, "transcribe": 80}  # lines of --help; transcribe also describes live speech
+LONGEST = {"generate": 60, "transcribe": 80, "document": 80}  # lines of --help; live speech, and formats of documents
 
 
 @pytest.mark.parametrize("program", [main, convert, programs])
