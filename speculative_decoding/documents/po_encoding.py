@@ -7,8 +7,9 @@ import re
 from .encodings import SUPPORTED, codec_named
 
 HEAD = 1 << 16  # bytes within which a catalog must declare its encoding; long comments may precede the header
-HEADER = re.compile(r"""^\s*msgid\s+""\s+msgstr\s+(?:"[^\n\r]*+\s*+)++""", re.MULTILINE)
-CHARSET = re.compile(r"""(\bContent-Type:[^"\\]*?\bcharset=)([^\s"\\;]++)""", re.IGNORECASE)
+# White space is matched only once, because blank lines or a string may be as long as the catalog
+HEADER = re.compile(r"""(?<![^\n\r])[^\S\n\r]*+msgid\s++""\s++msgstr\s++(?:"[^\n\r]*+\s*+)++""")
+CHARSET = re.compile(r"""(\bContent-Type:[^"\\]{,200}?\bcharset=)([^\s"\\;]++)""", re.IGNORECASE)
 PLACEHOLDER = "CHARSET"  # in a template
 OTHERS = {
     "ascii", "iso8859-1", "iso8859-9", "iso8859-11", "cp850", "gb2312", "gbk", "euc_kr", "johab", "shift_jis", "big5",

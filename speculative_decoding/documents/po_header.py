@@ -13,7 +13,7 @@ from ..errors import InputError
 CHARSET = re.compile(r'(?<=charset=)CHARSET(?=\\n|")')
 EMPTY = r'(?:(?<=")|(?<=\\n)){}:[ \t]*(?:nplurals=INTEGER; plural=EXPRESSION;)?(?=\\n|")'  # or a placeholder
 LANGUAGE = re.compile(r"^Language:[ \t]*(\S+)", re.MULTILINE)
-NAMED = re.compile(r"^Plural-Forms:[ \t]*(?!.*EXPRESSION)(.+)$", re.MULTILINE)
+NAMED = re.compile(r"^Plural-Forms:[ \t]*+(?!.*EXPRESSION)(.+)$", re.MULTILINE)
 FORMS = re.compile(r"nplurals\s*=\s*([1-9])\s*;\s*plural\s*=([^;]+)")
 NUMBERS = range(1000)
 OFTEN = 5  # if more of these numbers take a form, msgfmt requires all placeholders in it

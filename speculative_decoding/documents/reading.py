@@ -162,6 +162,8 @@ class DocumentFile:
         return len(text.encode(self._encoding, "replace"))
 
     def _open(self, stack: ExitStack) -> None:
+        if self.format == "po" and self._output_encoding in UTF_16_MARKS:
+            raise InputError("gettext does not read UTF-16", "output_encoding", "name utf-8")
         self._file = stack.enter_context(open_text(self._source)) if isinstance(self._source, Path) else self._source
         if not self._file.seekable():
             self._file = copy_of(self._file, None if self._is_streamed else self._max_bytes, stack)

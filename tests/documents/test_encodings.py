@@ -192,6 +192,7 @@ REFUSED = {
         "--output-encoding",
         "utf-8",
     ): "--output-encoding: has no effect on html, whose documents keep their encoding",
+    ("d.po", "--output-encoding", "utf-16"): "d.po: --output-encoding: gettext does not read UTF-16; name utf-8",
     ("c.html", "--encoding", "latin1"): "c.html: line 1: not UTF-8 (invalid start byte); convert it to UTF-8",
 }
 
@@ -204,6 +205,7 @@ def test_bad_arguments_are_one_line_with_status_2_before_weights_load(
     Path("a.txt").write_bytes(b"One\n\xff\n")
     Path("b.html").write_text("<p>A word")
     Path("c.html").write_bytes(b"<meta charset=utf-8><p>\xff")
+    Path("d.po").write_text('msgid "A word"\nmsgstr ""\n')
     Path("wide.txt").write_bytes("One".encode("utf-16-le"))
     status, out, said = document(*arguments, *MODEL[:2])
     (line,) = [line for line in said.splitlines() if not line.startswith("target ")]

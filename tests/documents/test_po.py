@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from collections.abc import Callable
 from gettext import c2py
 
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 
 from speculative_decoding.documents.options import DocumentOptions
 from speculative_decoding.documents.pieces import Piece, parts_of
+from speculative_decoding.documents.po_encoding import declared_charset, with_charset
+from speculative_decoding.documents.po_header import plurals_in
 from speculative_decoding.documents.reading import DocumentFile
 from speculative_decoding.documents.splitting import needs_decoding
 from speculative_decoding.documents.tokens import Literal
@@ -309,6 +312,20 @@ def test_a_catalog_is_read_in_the_encoding_of_its_header(charset: str, encoding:
     for mark, content in [(b"", text.encode(encoding)), (b"\xef\xbb\xbf", text.encode())]:
         with DocumentFile(io.BytesIO(mark + content), DocumentOptions(), "a.po") as file:
             assert "".join(file.lines) == text and file.preamble + file.encode(text) == mark + content
+
+
+@pytest.mark.parametrize("repeated", ["\n", "\n ", "Content-Type:", " "])
+def test_the_header_is_found_in_time_proportional_to_the_size(repeated: str) -> None:
+    def seconds(size: int) -> float:
+        long = repeated * (size // len(repeated))
+        header = f"Plural-Forms: {long}EXPRESSION"
+        started = time.process_time()
+        declared_charset(f'{long}msgid ""\nmsgstr "{long}"\n'.encode())
+        with_charset(f'msgid ""\nmsgstr "{long}"\n{long}', "cp1252")
+        assert plurals_in(header, 1) is None
+        return time.process_time() - started
+
+    assert seconds(120_000) < 8 * seconds(30_000) + 0.5
 
 
 def test_an_encoding_that_gettext_does_not_define_is_refused() -> None:
