@@ -17,7 +17,7 @@ from .json_values import blocks_of_string, values_of, writer
 from .options import DocumentOptions
 from .tokens import Literal, Part, line_ends, read_whole
 
-LOCALE = re.compile(r'("@@locale"\s*+:\s*+)"[^"]*+"')
+LOCALE = re.compile(r'("@@locale"\s*+:\s*+)"(?:[^"\\]++|\\.)*+"')
 METADATA = "@"  # a key that starts with it describes a message of an ARB file, or the file
 
 

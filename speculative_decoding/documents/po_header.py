@@ -9,6 +9,7 @@ from typing import NamedTuple
 from babel.messages.plurals import PLURALS
 
 from ..errors import InputError
+from .findings import SHOWN
 
 CHARSET = re.compile(r'(?<=charset=)CHARSET(?=\\n|")')
 EMPTY = r'(?:(?<=")|(?<=\\n)){}:[ \t]*(?:nplurals=INTEGER; plural=EXPRESSION;)?(?=\\n|")'  # or a placeholder
@@ -45,7 +46,7 @@ def plurals_in(header: str, line: int) -> Plurals | None:
         if not set(forms) <= {*range(int(count))}:
             raise ValueError
     except (ArithmeticError, AttributeError, ValueError) as error:
-        raise InputError(f"line {line}: Plural-Forms is invalid ({named[1]})", way_out="correct it") from error
+        raise InputError(f"line {line}: Plural-Forms is invalid ({named[1][:SHOWN]})", way_out="correct it") from error
     return Plurals(int(count), forms[1], forms.count(forms[1]) > OFTEN)
 
 

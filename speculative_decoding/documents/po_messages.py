@@ -109,7 +109,7 @@ def by_keyword(fields: Sequence[tuple[str, int, list[str]]]) -> dict[str, Field]
     if is_complete and all('"' in field.raw for field in found.values()):
         return found
     keywords = ", ".join(field[0] for field in fields)
-    raise InputError(f"line {fields[0][1]}: not a complete message (got {keywords})", way_out="correct it")
+    raise InputError(f"line {fields[0][1]}: not a complete message (got {keywords[:SHOWN]})", way_out="correct it")
 
 
 def token_of(match: re.Match[str]) -> Token:

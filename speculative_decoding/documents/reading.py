@@ -21,6 +21,7 @@ from ..checkpoints.files import open_text
 from ..checkpoints.text import ENCODINGS, WAY_OUT, require_no_nul
 from ..errors import InputError, Message
 from .encodings import BYTE_ORDER_MARKS, COMPLETE, UNICODE, encoding_named, label_of
+from .findings import SHOWN
 from .formats import FORMATS, format_of
 from .options import DocumentOptions
 from .po_encoding import HEAD as PO_HEAD
@@ -235,7 +236,7 @@ def declared_encoding(content: bytes, format: str) -> str | None:
     if label is None:
         return None
     if name is None:
-        raise InputError(f"declares the encoding {label}, which is not supported", way_out=WAY_OUT)
+        raise InputError(f"declares the encoding {label[:SHOWN]}, which is not supported", way_out=WAY_OUT)
     return "utf-8" if name.startswith("utf-16") else name  # a declaration that can be read as ASCII is not in UTF-16
 
 

@@ -15,6 +15,7 @@ from itertools import accumulate, chain, pairwise
 
 from ..errors import InputError, Message, note
 from ..loading.language_map import language_of, language_tag, languages_named
+from .findings import SHOWN
 from .options import DocumentOptions
 from .survival import Required, must_survive
 
@@ -269,5 +270,5 @@ def wrong_target(declared: str, target: str | None) -> InputError | None:
     known = language_of(f"{name.partition('.')[0]}_{SCRIPTS.get(variant, '')}")
     if target is None or known.includes(language_of(target)):
         return None
-    problem = f"the document is for translations into {declared}, not into {target}"
+    problem = f"the document is for translations into {declared[:SHOWN]}, not into {target}"
     return InputError(problem, way_out="correct its language, or name another document")

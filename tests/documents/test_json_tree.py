@@ -174,6 +174,9 @@ def test_an_arb_file_names_the_language_of_the_output() -> None:
     for target, locale in (("pt-BR", "pt_BR"), ("zh-Hans", "zh_Hans"), ("de", "de")):
         parts = parse([text], DocumentOptions(format="json"), target)
         assert "".join(part.raw for part in parts) == text.replace('"en",', f'"{locale}",')
+    escaped = '{"@@locale": "e\\"n\\\\", "a": "\\"x"}'
+    parts = parse([escaped], DocumentOptions(format="json"), "de")
+    assert "".join(part.raw for part in parts) == '{"@@locale": "de", "a": "\\"x"}'
     for untouched in (text, text.replace("@@locale", "locale")):
         language = None if untouched == text else "de"
         assert "".join(part.raw for part in parse([untouched], DocumentOptions(format="json"), language)) == untouched

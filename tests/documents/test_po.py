@@ -196,6 +196,22 @@ def test_a_catalog_for_another_language_is_refused_if_a_message_would_be_decoded
         assert decoded(whole, target=target) == whole
 
 
+@pytest.mark.parametrize(
+    "catalog",
+    [
+        HEADER.replace("Language: de", "Language: " + "x" * 1000) + 'msgid "Open"\nmsgstr ""\n',
+        'msgid ""\nmsgstr "Plural-Forms: ' + "x" * 1000 + '\\n"\nmsgid "a word"\nmsgid_plural "words"\nmsgstr[0] ""\n',
+        'msgid "Open"\n' + 'msgstr ""\n' * 1000,
+        HEADER.replace("UTF-8", "x" * 1000),
+    ],
+)
+def test_an_error_shows_only_the_beginning_of_what_is_wrong(catalog: str) -> None:
+    content = io.BytesIO(catalog.encode())
+    with pytest.raises(InputError) as error, DocumentFile(content, DocumentOptions(), "a.po") as file:
+        parts_into("".join(file.lines), "de")
+    assert len(str(error.value)) < 250
+
+
 def test_a_half_translated_plural_is_kept_and_listed() -> None:
     text = CATALOGS["a half translated plural"]
     (finding,) = [part.finding for part in parts_into(text) if isinstance(part, Literal) and part.finding]
