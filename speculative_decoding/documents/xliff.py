@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from .findings import UNTRANSLATED, Finding
 from .options import DocumentOptions
 from .pieces import has_words
 from .splitting import wrong_target
@@ -55,6 +56,7 @@ class Edit(NamedTuple):
     before: str
     element: Element | None = None
     after: str = ""
+    finding: Finding | None = None
 
 
 def parse(lines: Iterable[str], options: DocumentOptions, target: str | None = None) -> Iterator[Part]:
@@ -84,7 +86,7 @@ class Reader:
     def parts(self) -> Iterator[Part]:
         position = 0
         for edit in sorted(self.edits(), key=lambda each: each.start):
-            yield Literal(self.source[position : edit.start] + edit.before)
+            yield Literal(self.source[position : edit.start] + edit.before, finding=edit.finding)
             if edit.element is not None:
                 yield from self.content(edit.element)
                 yield Literal(edit.after)
@@ -92,11 +94,15 @@ class Reader:
         yield Literal(self.source[position:])
 
     def content(self, element: Element) -> Iterator[Part]:
-        (start, line), end = self.counted, element.content
-        line += line_ends(self.source[start:end]) - line_ends(self.source[end:start])
-        self.counted = end, line
-        keeps_lines = element.inherited("xml:space") == "preserve"
-        return parts_of_content(self.source, end, element.stop, line, keeps_lines=keeps_lines)
+        line, keeps_lines = self.line_at(element.content), element.inherited("xml:space") == "preserve"
+        return parts_of_content(self.source, element.content, element.stop, line, keeps_lines=keeps_lines)
+
+    def line_at(self, position: int) -> int:
+        """Return the number of a line, counted from the previous position."""
+        before, line = self.counted
+        line += line_ends(self.source[before:position]) - line_ends(self.source[position:before])
+        self.counted = position, line
+        return line
 
     def edits(self) -> Iterator[Edit]:
         for element in elements(self.source):
@@ -125,12 +131,16 @@ class Reader:
             return
         stateful = unit if version.has_state == version.unit else target
         state = "" if stateful is None else stateful.attributes.get("state")
+        is_open = target is None or (unit.attributes.get("approved") != "yes" and state not in FINISHED)
         found: list[tuple[Element | None, Element]] = []  # elements to write, and the elements with their sources
-        if target is None:
+        if is_open and locked and (target is None or target.parts.keys().isdisjoint(unlocked)):
+            what = "some segments are locked, and there is no target with segments"
+            yield Edit(unit.start, unit.start, "", finding=Finding(self.line_at(unit.start), UNTRANSLATED, what))
+        elif target is None:
             found = [(None, source)]
-        elif unit.attributes.get("approved") != "yes" and state not in FINISHED:
+        elif is_open:
             segments = [(each, source.parts[mid]) for mid, each in target.parts.items() if mid in unlocked]
-            is_whole = (state in version.missing or self.is_blank(target)) and not (locked and segments)
+            is_whole = (state in version.missing or self.is_blank(target)) and not locked
             found = [(target, source)] if is_whole else [each for each in segments if self.is_blank(each[0])]
         if not (found := [each for each in found if self.has_words(each[1])]):
             return

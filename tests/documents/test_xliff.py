@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculative_decoding import InputError
+from speculative_decoding.documents.findings import UNTRANSLATED
 from speculative_decoding.documents.options import DocumentOptions
 from speculative_decoding.documents.pieces import Piece
 from speculative_decoding.documents.reading import DocumentFile
-from speculative_decoding.documents.tokens import Block
+from speculative_decoding.documents.tokens import Block, Literal
 from speculative_decoding.documents.xliff import parse
 
 from .decoders import document_with
@@ -246,6 +247,19 @@ def test_only_messages_with_words_are_written() -> None:
     for branch in ("# file", "#"):
         unit = f'<trans-unit id="1"><source>{{n, plural, one {{{branch}}} other {{#}}}}</source></trans-unit>'
         assert ("<target" in document_with(first(unit), str, "xliff")) == ("file" in branch)
+
+
+@pytest.mark.parametrize("target", ["", "<target/>", '<target state="new">Auf. Zu.</target>'])
+def test_a_locked_segment_is_never_written(target: str) -> None:
+    unit = (
+        '<trans-unit id="a"><source>Open. Closed.</source><seg-source><mrk mtype="seg" mid="1">Open.</mrk> '
+        f'<mrk mtype="seg" mid="2">Closed.</mrk></seg-source>{target}<sdl:seg-defs><sdl:seg id="1" locked="true"/>'
+        '<sdl:seg id="2"/></sdl:seg-defs></trans-unit>'
+    )
+    document = f"<xliff version='1.2' xmlns:sdl='sdl'>\n<file>{unit}</file></xliff>"
+    assert document_with(document, str.upper, "xliff") == document
+    (finding,) = [part.finding for part in parts_in(document, "xliff") if isinstance(part, Literal) and part.finding]
+    assert finding.kind == UNTRANSLATED and finding.line == 2
 
 
 def test_a_code_between_words_is_placed_with_the_space_before_it() -> None:
