@@ -17,11 +17,11 @@ OTHERS = {
 }  # fmt: skip
 
 
-def declared_charset(content: bytes) -> str | None:
-    """Return the charset that the first bytes of a catalog declare, or None if there is none or a placeholder."""
+def charset_in(content: bytes) -> str | None:
+    """Return the charset in the header of a catalog, which may be `PLACEHOLDER`. content: its first bytes."""
     header = HEADER.search(content[:HEAD].decode("latin-1"))
     found = header and CHARSET.search(header[0])
-    return None if not found or found[2] == PLACEHOLDER else found[2]
+    return found[2] if found else None
 
 
 def encoding_of(charset: str) -> str | None:

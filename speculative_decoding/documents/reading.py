@@ -25,7 +25,7 @@ from .findings import SHOWN
 from .formats import FORMATS, format_of
 from .options import DocumentOptions
 from .po_encoding import HEAD as PO_HEAD
-from .po_encoding import declared_charset, encoding_of, with_charset
+from .po_encoding import PLACEHOLDER, charset_in, encoding_of, with_charset
 from .tokens import line_ends
 
 MAX_LINE = 1 << 24  # maximum characters per line in formats that are read line by line
@@ -183,6 +183,8 @@ class DocumentFile:
         declared = None if self._mark else declared_encoding(head, self.format)
         self.own_encoding = BYTE_ORDER_MARKS.get(self._mark, declared)
         self._encoding = self.own_encoding or self._given_encoding or "utf-8"
+        if self.format == "po" and self._output_encoding not in (None, "utf-8") and charset_in(head) is None:
+            raise InputError("has no header that could declare it", "output_encoding", "add one, or name utf-8")
 
     def _check(self, line: str, number: int) -> None:
         if self._is_streamed and len(line) > MAX_LINE:
@@ -224,8 +226,9 @@ def declared_encoding(content: bytes, format: str) -> str | None:
     Raises `InputError` for an unsupported encoding.
     """
     if format == "po":
-        charset = declared_charset(content)
-        label, name = charset, charset and encoding_of(charset)
+        label = charset_in(content)
+        label = None if label == PLACEHOLDER else label
+        name = label and encoding_of(label)
     else:
         head = content[
             : HEAD if format == "html" else content.find(b">") + 1

@@ -193,6 +193,8 @@ REFUSED = {
         "utf-8",
     ): "--output-encoding: has no effect on html, whose documents keep their encoding",
     ("d.po", "--output-encoding", "utf-16"): "d.po: --output-encoding: gettext does not read UTF-16; name utf-8",
+    ("d.po", "--output-encoding", "latin1", "-o", "b"): "d.po: --output-encoding: has no header that could declare it; "
+    "add one, or name utf-8",
     ("c.html", "--encoding", "latin1"): "c.html: line 1: not UTF-8 (invalid start byte); convert it to UTF-8",
 }
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from speculative_decoding.documents.options import DocumentOptions
 from speculative_decoding.documents.pieces import Piece, parts_of
-from speculative_decoding.documents.po_encoding import declared_charset, with_charset
+from speculative_decoding.documents.po_encoding import charset_in, with_charset
 from speculative_decoding.documents.po_header import plurals_in
 from speculative_decoding.documents.reading import DocumentFile
 from speculative_decoding.documents.splitting import needs_decoding
@@ -336,7 +336,7 @@ def test_the_header_is_found_in_time_proportional_to_the_size(repeated: str) -> 
         long = repeated * (size // len(repeated))
         header = f"Plural-Forms: {long}EXPRESSION"
         started = time.process_time()
-        declared_charset(f'{long}msgid ""\nmsgstr "{long}"\n'.encode())
+        charset_in(f'{long}msgid ""\nmsgstr "{long}"\n'.encode())
         with_charset(f'msgid ""\nmsgstr "{long}"\n{long}', "cp1252")
         assert plurals_in(header, 1) is None
         return time.process_time() - started
