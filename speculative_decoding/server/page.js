@@ -116,6 +116,7 @@ export function acceptDrops(start) {
     byId("drop").classList.remove("over");
     if (!hasFiles(event) || running) return;
     byId("file").files = event.dataTransfer.files;
+    byId("file").dispatchEvent(new Event("change"));
     start();
   });
 }

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any
 
@@ -336,6 +336,44 @@ def test_a_dropped_file_is_chosen_but_not_sent(browser: Any, server: Serving) ->
     page.keyboard.press("Enter")
     shown(page, "download", "Download talk_de.srt")
     assert not messages
+
+
+TABLE = 'id,text,"a, b"\nThis is kept.,The method returns the value.,The end.\n'
+LINES = json.dumps({"text": "This is kept.", "own": "The end."}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "field", "typed", "refusal"),
+    [
+        ("a.CSV", TABLE, "columns", "text, 3", "columns: csv needs the columns to decode; name some of 'id', 'text'"),
+        ("a.jsonl", LINES.replace("text", "id"), "fields", "own", "fields: line 1 has no text in the field 'text'"),
+        ("a.json", LINES, "fields", "own", ""),
+    ],
+)
+def test_the_columns_and_keys_of_a_file_can_be_named(
+    browser: Any, server: Serving, name: str, content: str, field: str, typed: str, refusal: str
+) -> None:
+    suffix = PurePath(name).suffix.lower()
+    expected = decoded(content, format=suffix.removeprefix("."), **{field: tuple(typed.split(", "))}).text
+    page, _ = opened_with_choices(browser, server, **PHONE)
+    drop(page, content.encode(), name)
+    assert page.locator("[data-field]:visible input").get_attribute("name") == field
+    if refusal:  # the message lists the columns
+        page.click("#start")
+        shown(page, "problem", refusal)
+    assert press(page, "Shift+Tab") == field
+    page.keyboard.type(typed)
+    require_labels(page)
+    require_fit(page)
+    page.keyboard.press("Enter")
+    with page.expect_download() as downloading:
+        page.click("#download")
+    assert downloading.value.path().read_text() == expected != content
+    assert "This is kept." in expected
+    drop(page, SUBTITLES.encode(), "talk.srt")
+    assert not page.is_visible("[data-field]")
+    page.keyboard.press("Enter")
+    shown(page, "download", "Download talk_de.srt")
 
 
 @pytest.mark.slow
