@@ -1,6 +1,6 @@
 // Translates a text or a file with LibreTranslate's API, and lists the places in the output that a reader should check.
 
-import { authorization, byId, checked, events } from "./page.js";
+import { authorization, byId, checked, chosenFile, events } from "./page.js";
 
 const AUTO = "auto";
 const MEANINGS = { // category of a finding -> its meaning, which a text from the document or a reason follows
@@ -122,7 +122,7 @@ export async function translateFile(signal) {
   for (const { name, value } of document.querySelectorAll("[data-field]:not([hidden]) input")) {
     for (const each of value.split(",")) body.append(name, each.trim());
   }
-  body.append("file", byId("file").files[0]);
+  body.append("file", await chosenFile());
   const [content, milliseconds] = await translate("/translate_file", {}, body, signal, () => {});
   await download(content.translatedFileUrl, signal);
   showResult(content, milliseconds, byId("file-findings"), (line) => `Line ${line}`);
