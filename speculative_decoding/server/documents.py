@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO, StringIO
 from itertools import islice
@@ -128,16 +128,16 @@ def fitting(prompting: Prompting) -> Callable[[str], bool]:
     return is_allowed
 
 
-def open_file(content: bytes, name: str, format: str | None, columns: Sequence[str] = ()) -> Document:
+def open_file(content: bytes, name: str, format: str | None, fields: Mapping[str, Any]) -> Document:
     """Read a file. Raises `InputError`.
 
     format: One of the names in `FORMATS`. If None, the name's suffix determines the format.
-    columns: The columns of a table to decode.
+    fields: The `DocumentOptions` that name the texts to decode, such as the columns of a table.
     """
     if format is None and not PurePath(name).suffix:
         way_out = Message("rename it, or name a {format}")
         raise InputError(f"{name or 'a file without a name'}: has no suffix such as .txt", "file", way_out)
     format = validate("format", Text(tuple(FORMATS)), format or format_of(name, "file"))
-    options = DocumentOptions(format=format, columns=columns)
+    options = DocumentOptions(format=format, **fields)
     with DocumentFile(BytesIO(content), options, name) as file:
         return Document("".join(file.lines), options, file)

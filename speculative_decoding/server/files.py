@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +23,7 @@ from .bodies import client_address
 from .errors import ServerError
 from .multipart import Part
 from .shared_memory import SharedMemory
-from .translation import IN_FILES, in_thread, of_one, read_request, text_translator
+from .translation import FILE_FIELDS, IN_FILES, in_thread, of_one, read_request, text_translator
 
 if TYPE_CHECKING:
     from .documents import Document
@@ -36,7 +36,7 @@ async def translate_file(request: Request) -> Response:
     client = client_address(request)
     with ExitStack() as held:
         held.enter_context(files.reserve(client, len(fields["file"].content)))
-        given = await opened(request, fields["file"], fields.get("format"), fields.get("columns", ()))
+        given = await opened(request, fields)
         request.scope["prompts"] = [given.text]
         translation = await translator.open(request, [given], fields, held)
 
@@ -54,13 +54,15 @@ async def translate_file(request: Request) -> Response:
         return await translation.respond(request, held, content, fields.get("stream", False), lambda new: {})
 
 
-async def opened(request: Request, part: Part, format: str | None, columns: Sequence[str]) -> Document:
+async def opened(request: Request, fields: Mapping[str, Any]) -> Document:
     """Read the file of a request. Raises `ServerError`."""
     from .documents import open_file
 
+    part: Part = fields["file"]
+    chosen = {name: fields[name] for name in FILE_FIELDS if name in fields}
     try:
         name = base_name(part.file_name)
-        return await in_thread(request, lambda: open_file(part.content, name, format, columns))
+        return await in_thread(request, lambda: open_file(part.content, name, fields.get("format"), chosen))
     except InputError as error:
         raise ServerError.of(error, subject="file") from None
 

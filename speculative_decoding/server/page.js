@@ -7,6 +7,7 @@ let running = null; // the AbortController of the current job
 
 export const authorization = () => {
   const token = byId("token").value;
+  if (/[^ -~]/.test(token)) throw new Error("The token has only ASCII characters. Enter it again."); // headers hold no others
   return token ? { Authorization: `Bearer ${token}` } : {};
 };
 
@@ -108,14 +109,29 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && event.repeat && event.target === byId("stop")) event.preventDefault(); // the key that started the job is still held
 });
 
-// Call `start` when files have been dropped anywhere on the page and chosen in the form.
+// Return the chosen file. Throws an error if it cannot be read, such as a folder or a file that has changed since it was
+// chosen: if a file cannot be sent, the browser reports the same error as for a server that cannot be reached.
+export async function chosenFile() {
+  const [file] = byId("file").files;
+  try {
+    await file.slice(0, 1).arrayBuffer();
+  } catch {
+    throw new Error(`${file.name} cannot be read, or has changed. Choose a file again.`);
+  }
+  return file;
+}
+
+// Call `start` when a file has been dropped anywhere on the page and chosen in the form.
 export function acceptDrops(start) {
   document.addEventListener("dragover", (event) => { if (hasFiles(event)) byId("drop").classList.add("over"); });
   document.addEventListener("dragleave", () => byId("drop").classList.remove("over"));
   document.addEventListener("drop", (event) => {
     byId("drop").classList.remove("over");
     if (!hasFiles(event) || running) return;
-    byId("file").files = event.dataTransfer.files;
+    const { files } = event.dataTransfer;
+    if (files.length > 1) return failed(new Error("Drop one file at a time."));
+    byId("file").files = files;
+    byId("file").dispatchEvent(new Event("change"));
     start();
   });
 }

@@ -1,6 +1,6 @@
 // The form for speech models: transcribes a file, or the microphone during a recording.
 
-import { acceptDrops, appendSpan, authorization, byId, checked, events, failed, nextSignal, ready, run, summary } from "./page.js";
+import { acceptDrops, appendSpan, authorization, byId, checked, chosenFile, events, failed, nextSignal, ready, run, summary } from "./page.js";
 
 const RATE = 24000; // in Hz, the sample rate of OpenAI's Realtime API
 const MICROPHONE_PROBLEMS = { // name of a browser's error -> message
@@ -22,7 +22,7 @@ async function transcribe(signal) {
   const started = performance.now();
   byId("summary").textContent = "Transcribing...";
   const body = new FormData();
-  body.append("file", byId("file").files[0]);
+  body.append("file", await chosenFile());
   body.append("stream", "true");
   body.append("rounds", "true");
   const response = await fetch("/v1/audio/transcriptions", { method: "POST", headers: authorization(), signal, body });

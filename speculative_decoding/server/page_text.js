@@ -6,6 +6,8 @@ import { hasLanguages, showChoices, translateFile, translateText } from "./page_
 
 const JOBS = { text: translateText, file: translateFile, prompt: generateAndCompare };
 
+let prepared = null; // the promise of `whenPrepared`
+
 const mode = () => byId("form").elements.mode.value;
 
 // Show the parts of the form for the current mode. The other parts are disabled, because hidden required fields would
@@ -25,6 +27,15 @@ function setMode(name) {
   showMode();
 }
 
+// Wait until the server has loaded its models and the page shows their languages. After an error, try again.
+function whenPrepared() {
+  if (!prepared) {
+    byId("problem").textContent = "";
+    prepared = ready().then(prepare).catch((error) => { prepared = null; throw error; });
+  }
+  return prepared;
+}
+
 // Without the subpackage for documents, the server translates neither texts nor files.
 async function prepare() {
   const canTranslate = await showChoices();
@@ -33,11 +44,14 @@ async function prepare() {
   byId("modes").hidden = !canTranslate;
 }
 
-byId("form").addEventListener("submit", (event) => { event.preventDefault(); run(JOBS[mode()]); });
+byId("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  whenPrepared().then(() => run(JOBS[mode()])).catch(failed);
+});
 byId("modes").addEventListener("change", () => setMode(mode()));
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); byId("form").requestSubmit(); }
 });
 acceptDrops(() => { setMode("file"); byId("start").focus(); });
 showMode();
-ready().then(prepare).catch(failed);
+whenPrepared().catch(failed);

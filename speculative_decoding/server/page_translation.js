@@ -1,6 +1,6 @@
 // Translates a text or a file with LibreTranslate's API, and lists the places in the output that a reader should check.
 
-import { authorization, byId, checked, events } from "./page.js";
+import { authorization, byId, checked, chosenFile, events } from "./page.js";
 
 const AUTO = "auto";
 const MEANINGS = { // category of a finding -> its meaning, which a text from the document or a reason follows
@@ -19,6 +19,7 @@ const MEANINGS = { // category of a finding -> its meaning, which a text from th
 };
 const SHOW_MILLISECONDS = 100; // between updates of the output, because each takes time in proportion to its length
 let languages = []; // LibreTranslate's list: {code, name, targets}; empty if the model has no languages
+let fieldOfSuffix = {}; // suffix of a file -> name of the field for its columns or keys
 let fileUrl = ""; // of the file that can be downloaded
 
 export const hasLanguages = () => languages.length > 0;
@@ -30,6 +31,8 @@ export async function showChoices() {
   languages = listed;
   byId("formats").textContent = `Supported: ${settings.supportedFilesFormat.join(" ")}`;
   byId("file").accept = settings.supportedFilesFormat.join(",");
+  fieldOfSuffix = settings.fileFields;
+  showFields();
   if (hasLanguages()) {
     const codes = languages.map(({ code }) => code).sort(byName);
     const sources = codes.filter((code) => targetsOf(code).length);
@@ -38,6 +41,13 @@ export async function showChoices() {
     showTargets(settings.language.target?.code);
   }
   return settings.filesTranslation;
+}
+
+// Show the field for the columns or keys of the chosen file, if its format has any.
+function showFields() {
+  const name = byId("file").files[0]?.name ?? "";
+  const shown = fieldOfSuffix[name.slice(name.lastIndexOf(".")).toLowerCase()];
+  for (const field of document.querySelectorAll("[data-field]")) field.hidden = field.dataset.field !== shown;
 }
 
 const languageOf = (code) => languages.find((each) => each.code === code);
@@ -109,7 +119,10 @@ export async function translateFile(signal) {
   byId("file-findings").hidden = byId("download").hidden = true;
   const body = new FormData();
   for (const [name, value] of Object.entries({ ...pair(), stream: true })) body.append(name, value);
-  body.append("file", byId("file").files[0]);
+  for (const { name, value } of document.querySelectorAll("[data-field]:not([hidden]) input")) {
+    for (const each of value.split(",")) body.append(name, each.trim());
+  }
+  body.append("file", await chosenFile());
   const [content, milliseconds] = await translate("/translate_file", {}, body, signal, () => {});
   await download(content.translatedFileUrl, signal);
   showResult(content, milliseconds, byId("file-findings"), (line) => `Line ${line}`);
@@ -178,6 +191,7 @@ function heightOf(value) {
 
 const places = ({ length }) => `${length} ${length === 1 ? "place" : "places"} to check`;
 
+byId("file").addEventListener("change", showFields);
 byId("source").addEventListener("change", () => showTargets(byId("target").value));
 byId("target").addEventListener("change", setLanguages);
 byId("copy").addEventListener("click", () => {

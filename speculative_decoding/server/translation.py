@@ -68,10 +68,11 @@ FIELDS: Mapping[str, Field] = {
     "stream": STREAM,
 }
 DETECTED: Mapping[str, Field] = {"q": ONE_OR_MORE_TEXTS}
+FILE_FIELDS = ("columns", "fields")  # which texts of a file are translated, in formats that have several
 IN_FILES: Mapping[str, Field] = {
     **LANGUAGES,
     "format": Field(),
-    "columns": Field(ListOf(Text())),
+    **dict.fromkeys(FILE_FIELDS, Field(ListOf(Text()))),
     "stream": STREAM,
     "file": Field(File(), required="a file as multipart/form-data"),
 }
@@ -165,15 +166,19 @@ async def frontend_settings(request: Request) -> Response:
     listed = translator.languages.listed
     needs_token = request.app.state.settings.token is not None
     formats: list[str] = []
+    fields: dict[str, str] = {}
     if has_subpackage("documents"):
         from ..documents.formats import BY_SUFFIX
+        from ..documents.options import FORMATS_OF
 
         formats = [*BY_SUFFIX]
+        fields = {suffix: name for name in FILE_FIELDS for suffix in formats if BY_SUFFIX[suffix] in FORMATS_OF[name]}
     return JSONResponse(
         {
             "apiKeys": needs_token,
             "keyRequired": needs_token,
             "charLimit": translator.service.limits.max_body,
+            "fileFields": fields,
             "filesTranslation": bool(formats),
             "frontendTimeout": 500,
             "language": default_languages(listed),

@@ -54,7 +54,7 @@ def translated(server: Serving, q: Any, **fields: Any) -> dict[str, Any]:
     return response.json()
 
 
-def send_file(server: Serving, name: str, content: bytes, **fields: str) -> httpx.Response:
+def send_file(server: Serving, name: str, content: bytes, **fields: Any) -> httpx.Response:
     with server.client() as client:
         return client.post("/translate_file", data=OWN | fields, files={"file": (name, content)})
 
@@ -137,6 +137,13 @@ def test_json_and_the_named_columns_of_tables_are_translated(server: Serving, ge
     assert found.text == table.replace(SENTENCES[2], german[2])
 
 
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_the_named_fields_of_json_are_translated(server: Serving, german: list[str], suffix: str) -> None:
+    own = {"a": SENTENCES[2], "b": "This is kept.", "c": SENTENCES[2]}
+    found = download(server, send_file(server, f"a.{suffix}", json.dumps(own).encode(), fields=["a", "c"]))
+    assert json.loads(found.text) == own | {"a": german[2], "c": german[2]}
+
+
 def test_links_behind_a_proxy_with_tls_are_encrypted(guarded: Serving) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}", "X-Forwarded-Proto": "https"}
     with guarded.client(headers=headers) as client:
@@ -156,6 +163,8 @@ REFUSED: list[tuple[str, bytes, dict[str, str], str]] = [
     ("a.json", b'{"a": "b",}', {}, "line 1: not JSON"),
     ("a.csv", b"id,text", {}, "columns: csv needs the columns to decode; name some of 'id', 'text'"),
     ("a.txt", b"a", {"columns": "text"}, "columns: has no effect with format text"),
+    ("a.txt", b"a", {"fields": "text"}, "fields: has no effect with format text"),
+    ("a.jsonl", b'{"a": "b"}', {}, "fields: line 1 has no text in the field 'text'; name a field"),
     ("a.txt", b"a", {"format": "exe"}, "format: must be one of"),
     (
         "a.po",
@@ -338,6 +347,16 @@ def test_the_listed_suffixes_are_exactly_those_that_files_may_have(server: Servi
         sent = send_file(server, f"a{suffix.upper()}", contents.get(format, b"1"), **columns)
         assert (sent.status_code == 200) is (suffix in listed), sent.json()
         assert sent.status_code in (200, 400)
+
+
+def test_settings_name_the_field_of_each_suffix_for_its_columns_or_keys(server: Serving) -> None:
+    with server.client() as client:
+        settings = client.get("/frontend/settings").json()
+    for suffix in settings["supportedFilesFormat"]:
+        for name in ("columns", "fields"):
+            sent = send_file(server, f"a{suffix}", b"", **{name: "1"}).json()
+            has_effect = f"{name}: has no effect" not in sent.get("error", "")
+            assert has_effect is (settings["fileFields"].get(suffix) == name), sent
 
 
 PATHS = [

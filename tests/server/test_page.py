@@ -21,6 +21,7 @@ from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.server.limits import Limits
 from tests.support.pages import (
     PHONE,
+    choose_and_change,
     drop,
     needs_chromium,
     opened,
@@ -159,6 +160,14 @@ def test_a_dropped_file_is_transcribed_or_refused_in_one_line(browser: Any, spee
     drop(page, wav(RECORDING))
     shown(page, "summary", "0.9 s of audio:")
     assert colors(page) == drafted_letters() and page.text_content("#problem") == ""
+
+
+@pytest.mark.slow
+def test_a_file_that_has_changed_is_not_blamed_on_the_server(browser: Any, speech: Serving, tmp_path: Path) -> None:
+    page, _ = opened(browser, speech)
+    choose_and_change(page, tmp_path / "talk.wav")
+    page.click("#transcribe")
+    shown(page, "problem", "talk.wav cannot be read, or has changed. Choose a file again.")
 
 
 @pytest.mark.slow

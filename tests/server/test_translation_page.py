@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,7 @@ from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.server.limits import Limits
 from tests.support.pages import (
     PHONE,
+    choose_and_change,
     drop,
     is_gone,
     needs_chromium,
@@ -287,6 +288,10 @@ def test_the_page_asks_for_a_token(browser: Any) -> None:
         page.click("#start")
         shown(page, "problem", "token")
         assert press(page) == "token"
+        page.keyboard.type("größe€")  # cannot be sent
+        page.keyboard.press("Enter")
+        shown(page, "problem", "The token has only ASCII characters.")
+        press(page, "Control+A")
         page.keyboard.type(TOKEN)
         page.keyboard.press("Enter")
         shown(page, "download", "Download talk_de.srt")
@@ -339,14 +344,81 @@ def test_a_dropped_file_is_chosen_but_not_sent(browser: Any, server: Serving) ->
 
 
 @pytest.mark.slow
+def test_several_dropped_files_are_refused(browser: Any, server: Serving) -> None:
+    page, messages = opened_with_choices(browser, server)
+    drop(page, SUBTITLES.encode(), "talk.srt", "other.srt")
+    shown(page, "problem", "Drop one file at a time.")
+    assert page.evaluate("document.getElementById('file').files.length") == 0 and not messages
+
+
+@pytest.mark.slow
+def test_a_file_that_has_changed_is_not_blamed_on_the_server(browser: Any, server: Serving, tmp_path: Path) -> None:
+    file = tmp_path / "talk.txt"
+    page, messages = opened_with_choices(browser, server)
+    page.check("[value=file]")
+    choose_and_change(page, file)
+    page.click("#start")
+    shown(page, "problem", "talk.txt cannot be read, or has changed. Choose a file again.")
+    page.set_input_files("#file", file)
+    page.click("#start")
+    shown(page, "download", "Download talk_de.txt")
+    assert page.text_content("#problem") == "" and not messages
+
+
+TABLE = 'id,text,"a, b"\nThis is kept.,The method returns the value.,The end.\n'
+LINES = json.dumps({"text": "This is kept.", "own": "The end."}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "field", "typed", "refusal"),
+    [
+        ("a.CSV", TABLE, "columns", "text, 3", "columns: csv needs the columns to decode; name some of 'id', 'text'"),
+        ("a.jsonl", LINES.replace("text", "id"), "fields", "own", "fields: line 1 has no text in the field 'text'"),
+        ("a.json", LINES, "fields", "own", ""),
+    ],
+)
+def test_the_columns_and_keys_of_a_file_can_be_named(
+    browser: Any, server: Serving, name: str, content: str, field: str, typed: str, refusal: str
+) -> None:
+    suffix = PurePath(name).suffix.lower()
+    expected = decoded(content, format=suffix.removeprefix("."), **{field: tuple(typed.split(", "))}).text
+    page, _ = opened_with_choices(browser, server, **PHONE)
+    drop(page, content.encode(), name)
+    assert page.locator("[data-field]:visible input").get_attribute("name") == field
+    if refusal:  # the message lists the columns
+        page.click("#start")
+        shown(page, "problem", refusal)
+    assert press(page, "Shift+Tab") == field
+    page.keyboard.type(typed)
+    require_labels(page)
+    require_fit(page)
+    page.keyboard.press("Enter")
+    with page.expect_download() as downloading:
+        page.click("#download")
+    assert downloading.value.path().read_text() == expected != content
+    assert "This is kept." in expected
+    drop(page, SUBTITLES.encode(), "talk.srt")
+    assert not page.is_visible("[data-field]")
+    page.keyboard.press("Enter")
+    shown(page, "download", "Download talk_de.srt")
+
+
+@pytest.mark.slow
 def test_the_page_waits_for_a_server_that_loads_its_models(browser: Any, server: Serving) -> None:
     page, _ = opened(browser, server, url="about:blank")
-    states = iter(["loading", "loading", "ok"])
-    page.route("**/health", lambda route: route.fulfill(body=json.dumps({"status": next(states)})))
+    states = list[str]()
+    page.route("**/health", lambda route: route.fulfill(json={"status": states[-1]}) if states else route.abort())
     page.goto(server.url)
+    shown(page, "problem", "The server cannot be reached.")
+    page.fill("#text", TEXT)
+    states.append("loading")
+    press(page, "Control+Enter")
     shown(page, "problem", "The server is loading.")
-    page.wait_for_selector("#source option", state="attached")
-    assert page.text_content("#problem") == "" and next(states, None) is None
+    press(page, "Control+Enter")  # the languages are not known yet
+    assert page.text_content("#problem") == "The server is loading." and page.is_disabled("#stop")
+    states.append("ok")
+    shown(page, "summary", "Finished in ")
+    assert page.input_value("#translation") == decoded(TEXT).text and page.text_content("#problem") == ""
 
 
 @pytest.mark.slow

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,15 +59,25 @@ def press(page: Any, *keys: str) -> str:
     return str(page.evaluate("document.activeElement.id"))
 
 
-def drop(page: Any, content: bytes, name: str = "talk.wav") -> None:
-    make = """([content, name]) => {
+def drop(page: Any, content: bytes, *names: str) -> None:
+    """Drop files with the same content."""
+    make = """([content, names]) => {
         const transfer = new DataTransfer();
-        transfer.items.add(new File([Uint8Array.from(atob(content), (each) => each.charCodeAt(0))], name));
+        const bytes = Uint8Array.from(atob(content), (each) => each.charCodeAt(0));
+        for (const name of names) transfer.items.add(new File([bytes], name));
         return transfer;
     }"""
-    transfer = page.evaluate_handle(make, [base64.b64encode(content).decode(), name])
+    transfer = page.evaluate_handle(make, [base64.b64encode(content).decode(), names or ["talk.wav"]])
     for event in ("dragover", "drop"):
         page.dispatch_event("h1", event, {"dataTransfer": transfer})
+
+
+def choose_and_change(page: Any, file: Path) -> None:
+    """Choose a file, which then changes."""
+    file.write_bytes(b"before")
+    page.set_input_files("#file", file)
+    file.write_bytes(b"the file after")
+    os.utime(file, (0, 0))
 
 
 def require_fit(page: Any) -> None:
