@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO, StringIO
@@ -9,6 +10,7 @@ from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
+from ..checkpoints.text import WAY_OUT
 from ..decoding.prompt import TOKEN_CHARACTERS, fits, usual_max_tokens
 from ..documents.decoding import Rules, Steps, decode_piece
 from ..documents.formats import FORMATS, format_of
@@ -132,12 +134,16 @@ def open_file(content: bytes, name: str, format: str | None, fields: Mapping[str
     """Read a file. Raises `InputError`.
 
     format: One of the names in `FORMATS`. If None, the name's suffix determines the format.
-    fields: The `DocumentOptions` that name the texts to decode, such as the columns of a table.
+    fields: Further `DocumentOptions`, such as the columns of a table.
     """
     if format is None and not PurePath(name).suffix:
         way_out = Message("rename it, or name a {format}")
         raise InputError(f"{name or 'a file without a name'}: has no suffix such as .txt", "file", way_out)
     format = validate("format", Text(tuple(FORMATS)), format or format_of(name, "file"))
     options = DocumentOptions(format=format, **fields)
-    with DocumentFile(BytesIO(content), options, name) as file:
-        return Document("".join(file.lines), options, file)
+    way_out = Message("name its {encoding}, or {convert}", convert=WAY_OUT)
+    with DocumentFile(BytesIO(content), options, name, way_out=way_out) as file:
+        text = "".join(file.lines)
+        parse = FORMATS[format].parse
+        deque(parse(file.lines, options, None) if FORMATS[format].has_errors else (), maxlen=0)  # before it is decoded
+        return Document(text, options, file)

@@ -59,7 +59,7 @@ async def opened(request: Request, fields: Mapping[str, Any]) -> Document:
     from .documents import open_file
 
     part: Part = fields["file"]
-    chosen = {name: fields[name] for name in FILE_FIELDS if name in fields}
+    chosen = {name: fields[name] for name in (*FILE_FIELDS, "encoding") if name in fields}
     try:
         name = base_name(part.file_name)
         return await in_thread(request, lambda: open_file(part.content, name, fields.get("format"), chosen))

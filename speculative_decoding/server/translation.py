@@ -73,6 +73,7 @@ IN_FILES: Mapping[str, Field] = {
     **LANGUAGES,
     "format": Field(),
     **dict.fromkeys(FILE_FIELDS, Field(ListOf(Text()))),
+    "encoding": Field(Text(), blank=True),
     "stream": STREAM,
     "file": Field(File(), required="a file as multipart/form-data"),
 }

@@ -158,7 +158,14 @@ REFUSED: list[tuple[str, bytes, dict[str, str], str]] = [
     ("talk.ass", b"[Events]", {}, "talk.ass: .ass is not supported; convert it to SRT with FFmpeg"),
     ("a.xyz", b"a", {}, "a.xyz: the suffix .xyz is unknown; read it with format text"),
     ("README", b"a", {}, "README: has no suffix such as .txt; rename it, or name a format"),
-    ("a.txt", b"a\xffb", {}, "a.txt: line 1: not UTF-8"),
+    (
+        "a.txt",
+        b"a\xffb",
+        {},
+        "a.txt: line 1: not UTF-8 (invalid start byte); name its encoding, or convert it to UTF-8",
+    ),
+    ("a.txt", b"a", {"encoding": "utf-7"}, "encoding: utf-7 is not supported; name one of utf-8, "),
+    ("a.csv", b'text\nOne\n"a" b\n', {"columns": "text"}, "line 3: text follows the quotation mark"),
     ("a.jsonl", b'{"text": 3', {}, "line 1"),
     ("a.json", b'{"a": "b",}', {}, "line 1: not JSON"),
     ("a.csv", b"id,text", {}, "columns: csv needs the columns to decode; name some of 'id', 'text'"),
@@ -194,6 +201,12 @@ def test_a_file_whose_encoding_lacks_a_character_of_the_output_is_refused(server
         response.status_code == 400
         and "ascii cannot write 'ü' (U+00FC); convert it to UTF-8" in response.json()["error"]
     )
+
+
+def test_a_file_keeps_the_encoding_that_the_request_names(server: Serving, german: list[str]) -> None:
+    content = f"{SENTENCES[0]}\n1 \u20ac\n".encode("cp1252")
+    found = download(server, send_file(server, "a.txt", content, encoding="windows-1252")).content.decode("cp1252")
+    assert found == f"{german[0]}\n1 \u20ac\n" and "\xfc" in found
 
 
 def test_suggestions_are_refused_as_disabled(server: Serving, guarded: Serving) -> None:
