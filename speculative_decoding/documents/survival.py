@@ -121,6 +121,7 @@ def must_survive(text: str, terms: Collection[str]) -> list[Required]:
         if not needed or needed & characters
         for match in pattern.finditer(text)
     ]
+    found = [each for each in found if each.text]  # a match may consist only of the sentence's punctuation
     found += [Required(*match.span(), match[0], is_quantity=True) for match in QUANTITY.finditer(text)]
     found += indexed(frozenset(terms)).find(text)
     taken: list[Required] = []
@@ -132,10 +133,13 @@ def must_survive(text: str, terms: Collection[str]) -> list[Required]:
 
 
 def exact_span(name: str, text: str, start: int, end: int) -> Required:
-    """Return a pattern's match, without the sentence's punctuation or an unbalanced bracket at its end."""
+    """Return a pattern's match, without the sentence's punctuation or unbalanced brackets at its end."""
     if name in MAY_END_WITH_PUNCTUATION:
         count = Counter(text[start:end])
-        while (last := text[end - 1]) in ENDS_SENTENCE or count[last] > count[OPENING.get(last, last)]:
+        while start < end:
+            last = text[end - 1]
+            if last not in ENDS_SENTENCE and count[last] <= count[OPENING.get(last, last)]:
+                break
             count[last] -= 1
             end -= 1
     return Required(start, end, text[start:end])

@@ -221,6 +221,18 @@ def test_spans_are_in_order_without_overlaps_and_nothing_is_lost_in_the_source(t
     assert lost(spans, text) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "spans"),
+    [
+        (r"style(?![\w:-])", ["style", "[", r"\w:-", "]"]),
+        (r"^(.*\.java):(\d+):\t([^:]+)$", [r"\d+", r"\t", "[", "]"]),
+        (r"(^\s+)?(?=<b\b(?!-))", [r"^\s+", r"?=<b\b"]),
+    ],
+)
+def test_no_part_of_a_regular_expression_is_empty(text: str, spans: list[str]) -> None:
+    assert [span.text for span in must_survive(text, ())] == spans
+
+
 @given(
     st.lists(st.sampled_from(sum(KEPT.values(), QUANTITIES)), max_size=8, unique=True),
     st.randoms(use_true_random=False),
