@@ -1,8 +1,8 @@
-"""Parses XLIFF 1.2, 2.0 and 2.1. Each missing target is decoded from its source; finished targets are copied.
+"""Parses XLIFF 1.0 to 1.2 and 2.0 to 2.2. Each missing target is decoded from its source; finished targets are copied.
 
 A target is missing if there is none, if its state says so ("new", "needs-translation" or "initial"), or if it is empty
 and not finished. The new target contains the inline codes of the source. CDATA sections are written as escaped text.
-https://docs.oasis-open.org/xliff/v1.2/os/xliff-core.html, https://docs.oasis-open.org/xliff/xliff-core/v2.1/
+https://docs.oasis-open.org/xliff/v1.2/os/xliff-core.html, https://docs.oasis-open.org/xliff/xliff-core/v2.2/
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ MARKS = {"state": "needs-review-translation", "state-qualifier": "leveraged-mt"}
 FIRST = Version("trans-unit", "file", "target-language", "target", {**MARKS}, frozenset(["new", "needs-translation"]))
 MARKS_2 = {"state": "translated", "subState": None}  # a substate refers to the previous state
 SECOND = Version("segment", "xliff", "trgLang", "segment", MARKS_2, frozenset(["initial"]))
-VERSIONS = {"1.2": FIRST, "2.0": SECOND, "2.1": SECOND}
+OLDEST = FIRST._replace(marks={"state": MARKS["state"]})  # without qualifiers
+VERSIONS = {"1.0": OLDEST, "1.1": FIRST, "1.2": FIRST, "2.0": SECOND, "2.1": SECOND, "2.2": SECOND}
 
 
 class Edit(NamedTuple):
@@ -80,7 +81,7 @@ class Reader:
             refuse(f"not XLIFF (its first element is {name[:40]})", "name another file")
         version = attributes.get("version", "")
         if version not in VERSIONS:
-            refuse(f"XLIFF version {version[:40]!r} is not supported", f"convert it to version {' or '.join(VERSIONS)}")
+            refuse(f"XLIFF version {version[:40]!r} is not supported", f"convert it to version {', '.join(VERSIONS)}")
         self.version = VERSIONS[version]
 
     def parts(self) -> Iterator[Part]:

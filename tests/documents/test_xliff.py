@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -42,6 +43,7 @@ MODELS: dict[str, Callable[[str], str]] = {
 
 
 def tree(document: str) -> Any:
+    document = re.sub(r'(xmlns:\w+=")(?=\w+")', r"\1urn:", document)  # C14N refuses memoQ's relative namespace
     return etree.fromstring(document.removeprefix("\ufeff").encode(), etree.XMLParser(strip_cdata=False))
 
 
@@ -76,7 +78,7 @@ def fill(element: Any, source: Any) -> None:
 def filled(document: str, written: str, language: str | None = None) -> str:
     """Return the canonical form of the document in which each target to write is a copy of its source."""
     root = tree(document)
-    is_first = root.get("version") == "1.2"
+    is_first = root.get("version", "").startswith("1")
     by_id = units(root)
     names = [each for each in by_id if f" {each} " in f" {written} " or f" {each}/" in f" {written}"]
     for name in names:
@@ -86,7 +88,7 @@ def filled(document: str, written: str, language: str | None = None) -> str:
         last = source if segmented is None else segmented
         mids = [each.partition("/")[2] for each in written.split(" ") if each.startswith(f"{name}/")]
         if target is None:
-            target = etree.Element(etree.QName(source, "target"))
+            target = etree.Element(etree.QName(etree.QName(source).namespace, "target"))
             space = "{http://www.w3.org/XML/1998/namespace}space"
             if source.get(space):
                 target.set(space, source.get(space))
@@ -101,7 +103,9 @@ def filled(document: str, written: str, language: str | None = None) -> str:
         else:
             fill(target, last)
         if is_first:
-            target.attrib.update({"state": "needs-review-translation", "state-qualifier": "leveraged-mt"})
+            target.set("state", "needs-review-translation")
+            if root.get("version") != "1.0":
+                target.set("state-qualifier", "leveraged-mt")
         else:
             unit.set("state", "translated")
             unit.attrib.pop("subState", None)
@@ -278,13 +282,13 @@ def test_outputs_are_escaped() -> None:
     assert ">a&lt;b&gt; &amp; ]]&gt;\xa0c</target>" in document_with(document, lambda _: "a<b> & ]]>\xa0\x0bc", "xliff")
 
 
-VERSIONS = "convert it to version 1.2 or 2.0 or 2.1"
+VERSIONS = "convert it to version 1.0, 1.1, 1.2, 2.0, 2.1, 2.2"
 TYPE = "a document type declaration is not supported; remove it"
 DAMAGED = "not well-formed XML"
 REFUSED = {
     "<a/>": "line 1: not XLIFF (its first element is a); name another file",
     "<xliff/>": f"line 1: XLIFF version '' is not supported; {VERSIONS}",
-    "<xliff version='1.1'/>": f"line 1: XLIFF version '1.1' is not supported; {VERSIONS}",
+    "<xliff version='2.3'/>": f"line 1: XLIFF version '2.3' is not supported; {VERSIONS}",
     "\n<!DOCTYPE xliff SYSTEM 'xliff.dtd'><xliff version='1.2'/>": f"line 2: {TYPE}",
     "<!DOCTYPE x [<!ENTITY a 'b'>]><xliff version='1.2'/>": f"line 1: {TYPE}",
     first("<trans-unit><source>a</target></trans-unit>"): f"line 5: {DAMAGED} (mismatched tag); correct it",

@@ -244,7 +244,7 @@ xmlns="http://sdl.com/FileTypes/SdlXliff/1.0"><value key="Source">a &gt; b</valu
     "memoQ": Shape(
         "1",
         """<?xml version="1.0" encoding="utf-8"?>
-<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2" xmlns:mq="urn:memoq">
+<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2" xmlns:mq="MQXliff">
 <file original="a.docx" source-language="en-us" target-language="hu-hu" datatype="x-memoq" tool-id="MQ">
 <body>
 <trans-unit id="1" mq:status="NotStarted" mq:segmentguid="4a">
@@ -489,6 +489,300 @@ datatype="plaintext"><body><trans-unit id="c"><source>In the third file</source>
       <trans-unit id="2"><source xml:lang="en">Blue</source><target state="signed-off" xml:lang="de"></target>\
 </trans-unit>""",
             'original="a" source-language="EN" target-language="DE" datatype="x-application/x-omegat"',
+        ),
+    ),
+    "TYPO3 1.0": Shape(
+        "tab.one",
+        """<?xml version="1.0" encoding="UTF-8"?>
+<xliff xmlns:t3="http://typo3.org/schemas/xliff" version="1.0">
+  <file t3:id="1700000001" source-language="en" datatype="plaintext" original="messages" product-name="shop">
+    <header/>
+    <body>
+      <trans-unit id="tab.one" resname="tab.one">
+        <source>The first page</source>
+      </trans-unit>
+      <trans-unit id="sites" resname="sites" xml:space="preserve" approved="yes">
+        <source><![CDATA[There are <strong>%s pages</strong>.]]></source>
+        <target><![CDATA[Es gibt <strong>%s Seiten</strong>.]]></target>
+      </trans-unit>
+    </body>
+  </file>
+</xliff>
+""",
+    ),
+    "Contao 1.1": Shape(
+        "MOD.news.0 MOD.news.1",
+        """<?xml version="1.0" ?><xliff version="1.1">
+  <file datatype="php" original="contao/languages/en/modules.php" source-language="en">
+    <body>
+      <trans-unit id="MOD.news.0">
+        <source>Our news</source>
+      </trans-unit>
+      <trans-unit id="MOD.news.1">
+        <source>Write short news with &quot;dates&quot; here</source>
+      </trans-unit>
+    </body>
+  </file>
+</xliff>""",
+    ),
+    "OpenTM2 1.1": Shape(
+        "2",
+        """<?xml version="1.0" encoding="UTF-8" ?>
+
+<xliff version="1.1" xmlns="urn:oasis:names:tc:xliff:document:1.1" xmlns:tmgr="http://www.ibm.com">
+  <file datatype="plaintext" original="a.html" source-language="en-US" target-language="de-DE" tool="OpenTM2">
+    <header>
+      <tmgr:properties>
+        <tmgr:folder>GUIDE</tmgr:folder>
+        <tmgr:sourcelang>English(U.S.)</tmgr:sourcelang>
+      </tmgr:properties>
+    </header>
+    <body>
+      <trans-unit id="1" translate="yes" tmgr:segstatus="XLATED" tmgr:matchratio="100">
+        <source>The guide</source>
+        <target state="translated">Die Anleitung</target>
+      </trans-unit>
+      <trans-unit id="2" translate="yes">
+        <source>Install the <bpt id="1" rid="1">&lt;b&gt;</bpt>new server<ept id="2" \
+rid="1">&lt;/b&gt;</ept> first</source>
+        <target state="needs-translation">Install</target>
+      </trans-unit>
+    </body>
+  </file>
+</xliff>
+""",
+    ),
+    "2.2": Shape(
+        "u1",
+        """<?xml version="1.0"?>
+<xliff xmlns="urn:oasis:names:tc:xliff:document:2.2" version="2.2" srcLang="en" trgLang="fr">
+ <file id="f1">
+  <unit id="u1">
+   <segment>
+    <source>A short sentence</source>
+   </segment>
+  </unit>
+ </file>
+</xliff>
+""",
+    ),
+    "memoQ, tab codes and matches": Shape(
+        "2",
+        """<?xml version="1.0" encoding="UTF-8"?>
+<xliff xmlns="urn:oasis:names:tc:xliff:document:1.2" xmlns:mq="MQXliff" version="1.2">
+  <file original="a.idml" mq:id="18" source-language="de" target-language="en-us" datatype="x-chained">
+    <header>
+      <tool tool-id="MQ" tool-name="MemoQ" tool-version="9.0.18" tool-company="Kilgray"/>
+      <mq:docinformation mq:docname="a.idml">
+        <mq:tagdefinition caseinsensitive="false">
+          <mq:tagdefelement name="tab" placeholder="false" tagrequired="Normal"/>
+        </mq:tagdefinition>
+        <mq:lqamodel><![CDATA[any <b>]]></mq:lqamodel>
+      </mq:docinformation>
+    </header>
+    <body>
+      <trans-unit id="1" mq:status="ManuallyConfirmed" mq:percent="100" mq:maxlengthchars="-1">
+        <source xml:space="preserve" mq:segpart="1" mq:hasfollowingobject="hasfollowingobject">Ein Garten</source>
+        <target xml:space="preserve">A garden</target>
+        <mq:minorversions/>
+      </trans-unit>
+      <trans-unit id="2" mq:status="NotStarted" mq:percent="0">
+        <source xml:space="preserve">Ein <ph id="1">&lt;mq:ch val="&#x9;" /&gt;</ph>gelbes Blatt</source>
+        <target xml:space="preserve"></target>
+        <mq:startingws xml:space="preserve"> </mq:startingws>
+        <mq:endingws xml:space="preserve"/>
+        <mq:comments><mq:comment id="7">Welches Blatt?</mq:comment></mq:comments>
+        <mq:insertedmatch matchtype="1" source="tm"><source>Ein Blatt</source><target>A leaf</target></mq:insertedmatch>
+      </trans-unit>
+    </body>
+  </file>
+</xliff>
+""",
+    ),
+    "Trados, comments and tracked changes": Shape(
+        "5a/1 5a/2",
+        """\ufeff<?xml version="1.0" encoding="utf-8"?><xliff xmlns:sdl="http://sdl.com/FileTypes/SdlXliff/1.0" \
+xmlns="urn:oasis:names:tc:xliff:document:1.2" version="1.2" sdl:version="1.0"><file original="a.docx" \
+datatype="x-sdlfilterframework2" source-language="en-GB" target-language="de-DE"><header><reference><internal-file \
+form="base64">UEsDBA==</internal-file></reference><tag-defs xmlns="http://sdl.com/FileTypes/SdlXliff/1.0"><tag id="4">\
+<bpt name="cf" can-hide="true">&lt;cf bold="on"&gt;</bpt><bpt-props><value key="b">on</value></bpt-props><ept \
+name="cf">&lt;/cf&gt;</ept></tag></tag-defs></header><body><trans-unit id="5a"><source><g id="4">Two words <mrk \
+mtype="x-sdl-comment" sdl:cid="36">with a note</mrk>.</g> A word <mrk mtype="x-sdl-added" sdl:revid="6d">more</mrk>.\
+</source><seg-source><g id="4"><mrk mtype="seg" mid="1">Two words <mrk mtype="x-sdl-comment" sdl:cid="36">with a note\
+</mrk>.</mrk></g> <mrk mtype="seg" mid="2">A word <mrk mtype="x-sdl-added" sdl:revid="6d">more</mrk>.</mrk>\
+</seg-source><target><g id="4"><mrk mtype="seg" mid="1"/></g> <mrk mtype="seg" mid="2"/></target><sdl:seg-defs>\
+<sdl:seg id="1" conf="Draft" origin="source"><sdl:prev-origin origin="tm"/><sdl:value key="Hash">1</sdl:value>\
+</sdl:seg><sdl:seg id="2"/></sdl:seg-defs></trans-unit></body></file></xliff>""",
+    ),
+    "Across": Shape(
+        "01",
+        first("""      <trans-unit id="01" ax:state-name="Untouched" ax:state-id="0" ax:state-flags="0" \
+xmlns:ax="AcrossXliff">
+        <source><bpt id="1" rid="1" ax:s-id="11" ax:s-is-base-style="True" ax:s-font-size="7.5" /><bpt id="3" rid="2" \
+ax:s-id="3" />Read the <ph id="5" ax:element-id="6000">ACME</ph> guide first.<ept id="4" rid="2" /><ept id="2" \
+rid="1" /></source>
+        <target></target>
+        <context-group>
+          <context context-type="x-xpath">a.xml/Story[@Self="u1"]/Range[3]</context>
+        </context-group>
+      </trans-unit>"""),
+    ),
+    "i18next, parameters between line breaks": Shape(
+        "basic",
+        first("""      <trans-unit id="basic">
+        <source>
+          <ph id="name" ctype="x-i18next-param">{{name}}</ph> is now
+          <ph id="how" ctype="x-i18next-param" equiv-text="how">{{how}}</ph>
+        </source>
+        <target></target>
+      </trans-unit>"""),
+    ),
+    "WorldServer, codes with line breaks": Shape(
+        "35",
+        first("""      <trans-unit id="35" datatype="x-text/x-4cb" restype="string">
+        <source>
+          <ph id="59" x="&lt;endcmp/>">{59}</ph>
+          <ph id="60" x="&lt;span class=&quot;a&quot;>">
+            {60}
+          </ph>
+          Choose the language
+          <ph id="61" x="&lt;/span>">{61}</ph>
+        </source>
+        <iws:segment-metadata xmlns:iws="http://www.idiominc.com/ws/asset"><iws:status target_content="untranslated"/>\
+</iws:segment-metadata>
+      </trans-unit>"""),
+    ),
+    "dotnet, notes and states": Shape(
+        "Help Fresh",
+        """<?xml version="1.0" encoding="utf-8"?>
+<xliff xmlns="urn:oasis:names:tc:xliff:document:1.2" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" \
+version="1.2" xsi:schemaLocation="urn:oasis:names:tc:xliff:document:1.2 xliff-core-1.2-transitional.xsd">
+  <file datatype="xml" source-language="en" target-language="de" original="../Resources.resx">
+    <body>
+      <trans-unit id="Help">
+        <source>Show help for '{0}'.
+{StrBegin="Help: "}</source>
+        <target state="new">Show help for '{0}'.
+{StrBegin="Help: "}</target>
+        <note>{0} is a command</note>
+      </trans-unit>
+      <trans-unit id="Known">
+        <source>A known command</source>
+        <target state="translated">Ein bekannter Befehl</target>
+        <note />
+      </trans-unit>
+      <trans-unit id="Old">
+        <source>Changed in the code</source>
+        <target state="needs-review-translation">Vorher</target>
+        <note></note>
+      </trans-unit>
+      <trans-unit id="Fresh">
+        <source>A fresh command</source>
+        <target state="new">A fresh command</target>
+        <note />
+      </trans-unit>
+    </body>
+  </file>
+</xliff>""",
+    ),
+    "Neos": Shape(
+        "copy",
+        first(
+            """      <trans-unit id="copy" xml:space="preserve">
+        <source>Copy {source} to {target}</source>
+        <target xml:lang="ar" state="needs-translation">Copy {source} to {target}</target>
+      </trans-unit>
+      <trans-unit id="insert" xml:space="preserve">
+        <source>Insert it</source>
+        <target xml:lang="ar" state="translated">X</target>
+      </trans-unit>""",
+            'original="" product-name="Neos.Neos.Ui" source-language="en" datatype="plaintext" target-language="ar"',
+        ),
+    ),
+    "Qt, ids and no targets": Shape(
+        "languages.bg",
+        first(
+            """      <trans-unit id="languages.bg" xml:space="preserve">
+        <source>The Bulgarian language</source>
+      </trans-unit>
+      <trans-unit id="languages.code" xml:space="preserve" translate="no">
+        <source>bg</source>
+      </trans-unit>""",
+            'original="../src/ui/View.qml" datatype="plaintext" source-language="en" target-language="en"',
+        ),
+    ),
+    "Okapi, segments on lines of their own": Shape(
+        "NF-tu1/0 NF-tu1/1",
+        """<?xml version="1.0" encoding="UTF-8"?>
+<xliff version="1.2"
+       xmlns="urn:oasis:names:tc:xliff:document:1.2"
+       xmlns:okp="okapi-framework:xliff-extensions"
+       xmlns:its="http://www.w3.org/2005/11/its"
+       its:version="2.0">
+    <file original="word/document.xml" source-language="en" target-language="id" datatype="x-undefined" \
+okp:inputEncoding="UTF-8">
+        <body>
+            <trans-unit id="NF-tu1" xml:space="preserve">
+\t\t\t\t<source xml:lang="en">A short note. It has two parts.</source>
+                <seg-source>
+\t\t\t\t\t<mrk mid="0" mtype="seg">A short note.</mrk>
+                    <mrk mid="1" mtype="seg"> It has two parts.</mrk>
+\t\t\t\t</seg-source>
+                <target xml:lang="id">
+\t\t\t\t\t<mrk mid="0" mtype="seg"></mrk>
+                    <mrk mid="1" mtype="seg"/>
+\t\t\t\t</target>
+\t\t\t</trans-unit>
+        </body>
+    </file>
+</xliff>
+""",
+    ),
+    "2.0, groups in groups with metadata": Shape(
+        "title p",
+        second("""    <group id="d" name="document">
+      <mda:metadata xmlns:mda="urn:oasis:names:tc:xliff:metadata:2.0">
+        <mda:metaGroup category="XMLattribute">
+          <mda:meta type="status">draft</mda:meta>
+        </mda:metaGroup>
+      </mda:metadata>
+      <group id="s" name="section">
+        <unit id="title" name="title"><segment><source>Fish of the sea</source></segment></unit>
+        <unit id="empty" name="subHeading"><segment><source></source></segment></unit>
+        <unit id="p">
+          <originalData>
+            <data id="d1">&lt;strong&gt;</data>
+            <data id="d2">&lt;/strong&gt;</data>
+          </originalData>
+          <segment>
+            <source>There are many <pc id="1" canCopy="no" canDelete="no" dataRefEnd="d2" dataRefStart="d1" \
+subType="xlf:b" type="fmt">small</pc> fish. They
+            like warm water.</source>
+          </segment>
+        </unit>
+      </group>
+    </group>"""),
+    ),
+    "2.0, change tracking and size restriction": Shape(
+        "1",
+        second(
+            """    <slr:profiles xmlns:slr="urn:oasis:names:tc:xliff:sizerestriction:2.0" \
+generalProfile="xliff:codepoints"/>
+    <unit id="1" slr:sizeRestriction="40" xmlns:slr="urn:oasis:names:tc:xliff:sizerestriction:2.0">
+      <ctr:changeTrack xmlns:ctr="urn:oasis:names:tc:xliff:changetracking:2.0">
+        <ctr:revisions appliesTo="target"><ctr:revision><ctr:item property="content">Alt</ctr:item></ctr:revision>\
+</ctr:revisions>
+      </ctr:changeTrack>
+      <notes><note id="n1" appliesTo="source">A note</note></notes>
+      <segment canResegment="no">
+        <source>The sum of <ph id="1" canReorder="firstNo" subType="xlf:var" type="ui"/> and \
+<sc id="2" isolated="yes" canOverlap="yes"/>more</source>
+        <target></target>
+      </segment>
+    </unit>
+    <unit id="2">
+      <segment state="translated"><source>A part</source><target order="1">Ein Teil</target></segment>
+    </unit>""",
         ),
     ),
     "finished": Shape(
