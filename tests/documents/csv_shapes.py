@@ -174,6 +174,133 @@ SHAPES: dict[str, Shape] = {
         ("en",),
         ["{n, plural,  one {# file}  other {# files}}"],
     ),
+    "places in the code, without a header (ERPNext)": Shape(
+        lines("apps/shop/item.py +51,Code {0} is no {1} code,Der Code {0}", "DocType: Item,Net weight,"),
+        ("2",),
+        ["Code {0} is no {1} code", "Net weight"],
+    ),
+    "no name above the keys (Godot)": Shape(
+        lines(",en,ja,ru", "KEY_HI,Welcome!,こんにちは!,Привет!", 'KEY_INTRO,"Hello, this is a game.",,'),
+        ("en",),
+        ["Welcome!", "Hello, this is a game."],
+    ),
+    "languages with countries (Unity)": Shape(
+        lines(
+            "Key,Id,Shared Comments,English(en),Korean (South Korea)(ko-KR)",
+            'ui.title,10547617792,,"You won, friend!",',
+            "ui.score,11222900737,Shown at the end,Your score: {0},점수",
+            end="\r\n",
+        ),
+        ("English(en)",),
+        ["You won, friend!", "Your score: {0}"],
+    ),
+    "escaped line breaks (Weblate)": Shape(
+        lines("Key,Value", '"Good morning, all!\\n","Guten Morgen!\\n"', '"See %d cats.\\n",""', ""),
+        ("Key",),
+        ["Good morning, all!\\n", "See %d cats.\\n"],
+    ),
+    "attributes in quotation marks (Magento)": Shape(
+        lines(
+            '"Please <a href=""%s"">log in</a>, or wait.","Bitte <a href=""%s"">anmelden</a>."', '"* Needed", "* Nötig"'
+        ),
+        ("1",),
+        ['Please <a href="%s">log in</a>, or wait.', "* Needed"],
+    ),
+    "context, source and target (Weblate)": Shape(
+        lines(
+            '"context","source","target"', '"2229","Broken arm (finding)","bras"', '"2229","Broken arm (finding)",""'
+        ),
+        ("source",),
+        ["Broken arm (finding)", "Broken arm (finding)"],
+    ),
+    "name of the table above the header (TYPO3)": Shape(
+        lines('"pages",,,', ',"uid","title","arguments"', ',1,"The home page","{""id"":123}"', ",2,About us,"),
+        ("3",),
+        ["title", "The home page", "About us"],
+    ),
+    "lists with bars in cells (SkyWater)": Shape(
+        lines(
+            "Name,Description,Flags,Value",
+            '(m1.-),"| Report an error, if one is true:',
+            "| The whole window is covered and < 70% full.",
+            '| The window is half covered.",,0.5',
+        ),
+        ("Description",),
+        [
+            "| Report an error, if one is true:",
+            "| The whole window is covered and < 70% full.",
+            "| The window is half covered.",
+        ],
+    ),
+    "columns without names and quality tags (translate5)": Shape(
+        lines(
+            '"id","source","target","",""',
+            '"1","Choose <mqm:issue xml:id=""x1"" type=""Addition"" note=""""/>the settings","","a note",""',
+            '"2","Tea & milk","","",""',
+        ),
+        ("source",),
+        ['Choose <mqm:issue xml:id="x1" type="Addition" note=""/>the settings', "Tea & milk"],
+    ),
+    "export of XLIFF (NAB AL Tools)": Shape(
+        lines(
+            "Id;Source;Target;Developer Note;Max Length;Comment",
+            "Table 23 - NamedType 12;This is it, then;;A note;50;",
+            'Page 29 - NamedType 12;"Open; or close";Öffnen;;;',
+        ),
+        ("Source",),
+        ["This is it, then", "Open; or close"],
+        ";",
+    ),
+    "glossary of many languages": Shape(
+        lines(
+            "en-US\tda-DK\tes-ES_tradnl\tsv-SE\tDescription", "Unit of measure\tEnhed\t\tEnhet\tHow goods are counted"
+        ),
+        ("Description",),
+        ["How goods are counted"],
+        "\t",
+        "tsv",
+    ),
+    "sentences with languages (Tatoeba)": Shape(
+        lines("8\teng\tThis is a sentence.", '55\teng\tWhy "now"?', end="\r\n"),
+        ("3",),
+        ["This is a sentence.", 'Why "now"?'],
+        "\t",
+        "tsv",
+    ),
+    "recordings (Common Voice)": Shape(
+        lines(
+            "client_id\tpath\tsentence\tup_votes\tdown_votes\tage\tgender\taccents\tlocale\tsegment",
+            "87e2\tcommon_voice_en_18.mp3\tTwo waves meet.\t2\t0\t\t\t\ten\t",
+            'a1f0\tcommon_voice_en_19.mp3\t"Come in," she said.\t2\t1\ttwenties\tfemale\t\ten\t',
+        ),
+        ("sentence",),
+        ["Two waves meet.", '"Come in," she said.'],
+        "\t",
+        "tsv",
+    ),
+    "records over several rows (OpenRefine)": Shape(
+        lines("name\tactor\tgenre", "A long day\tJane Doe\tComedy", "\tJohn Roe\tA drama", "\t\tTragedy"),
+        ("actor", "genre"),
+        ["Jane Doe", "Comedy", "John Roe", "A drama", "Tragedy"],
+        "\t",
+        "tsv",
+    ),
+    "a heading above the table (csvkit)": Shape(
+        lines(",,", "Students Who Got Help,,", "State Name,Program,Total", 'Some State,A bill,"1,204"', end="\r\n"),
+        ("2",),
+        ["Program", "A bill"],
+    ),
+    "semicolon at the end of each row (Frictionless)": Shape(
+        lines("Zeit [MEZ];Stand;Status;", '"09.07. 12:00";"14";nicht geprüft;', '"10.07.";"15";"ist geprüft";'),
+        ("Status",),
+        ["nicht geprüft", "ist geprüft"],
+        ";",
+    ),
+    "terms in quotation marks (OmegaT)": Shape(
+        lines("kde,a desktop", "ask; me,comma", '"""kde"",""x""",cdk'),
+        ("1",),
+        ["kde", "ask; me", '"kde","x"'],
+    ),
     "old Mac line ends": Shape("id,text\r1,First one\r2,Second one\r", ("text",), ["First one", "Second one"]),
     "empty": Shape("", ("text",), []),
     "only a header": Shape("id,text\n", ("text",), []),
