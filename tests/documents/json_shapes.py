@@ -144,6 +144,159 @@ SHAPES: dict[str, Shape] = {
     "MediaWiki": Shape(
         '{"@metadata": {"authors": ["Jane Doe"]}, "ext-desc": "Shows [[$1|a page]] here"}', ["Shows [[$1|a page]] here"]
     ),
+    "go-i18n, plural forms beside descriptions": Shape(
+        lines(
+            "{",
+            '  "hi": "A first text\\n",',
+            '  "cats": {',
+            '    "description": "A note",',
+            '    "one": "One cat has {{.Count}} toy.\\n",',
+            '    "other": "{{.Count}} cats"',
+            "  }",
+            "}",
+        ),
+        ["One cat has {{.Count}} toy.", "{{.Count}} cats"],
+        ("one", "other"),
+    ),
+    "go-i18n, translations in an array": Shape(
+        '[\n  {\n    "id": "hi",\n    "description": "A note",\n    "translation": "Hi there"\n  },\n  {\n    "i'
+        'd": "n",\n    '
+        '"translation": {\n      "one": "one cat",\n      "other": "many cats"\n    }\n  }\n]\n',
+        ["Hi there", "one cat", "many cats"],
+        ("translation", "one", "other"),
+    ),
+    "WinJS, sources beside translations": Shape(
+        '{\n    "hi": "Hello you\\n",\n    "_hi.source": "Ahoj",\n    "bye": "",\n    "_bye.source": "See <https'
+        '://example.org/>!"\n}\n',
+        ["Hello you", "Ahoj", "See <https://example.org/>!"],
+    ),
+    "Nextcloud, translations that are null": Shape(
+        '{ "translations": {\n    "Hello there\\n" : "Hallo",\n    "Two cats" : null\n},"pluralForm" :"nplurals='
+        '2; plural=(n != 1);"\n}',
+        ["Hallo", "nplurals=2; plural=(n != 1);"],
+    ),
+    "Docusaurus": Shape(
+        lines(
+            "{",
+            '  "Working with it": {',
+            '    "message": "Working with it"',
+            "  },",
+            '  "theme.blog.plurals": {',
+            '    "message": "One post|{count} posts",',
+            '    "description": "Plural label for \\"{count} posts\\". Use forms (separated by \\"|\\")"',
+            "  },",
+            '  "theme.lastUpdated.atDate": {',
+            '    "message": " on {date}",',
+            '    "description": "The words before a date"',
+            "  }",
+            "}",
+        ),
+        ["Working with it", "One post|{count} posts", " on {date}"],
+        ("message",),
+    ),
+    "Home Assistant, triggers and services": Shape(
+        lines(
+            "{",
+            '  "device_automation": {',
+            '    "trigger_subtype": { "1": "[%key:component::x::button_1%]", "button_1": "First button" },',
+            '    "trigger_type": { "press": "\\"{subtype}\\" pressed", "start": "[%key:common::start%]" }',
+            "  },",
+            '  "issues": { "old": { "description": "The effect `None` was replaced with `off`.", "title": "Old e'
+            'ffect" } }',
+            "}",
+        ),
+        [
+            "[%key:component::x::button_1%]",
+            "First button",
+            '"{subtype}" pressed',
+            "[%key:common::start%]",
+            "The effect `None` was replaced with `off`.",
+            "Old effect",
+        ],
+    ),
+    "MediaWiki, documentation and tabs": Shape(
+        '{\n\t"@metadata": {\n\t\t"authors": [\n\t\t\t"Jane Doe"\n\t\t]\n\t},\n\t"echo-range": "{{optional}}\\nA'
+        " label.\\n\\nParameters:\\n* "
+        '$1 - A number.\\n{{Identical|Range}}",\n\t"tooltip": "Notes {{GENDER:|here}}"\n}\n',
+        [
+            "{{optional}}",
+            "A label.",
+            "Parameters:",
+            "* $1 - A number.",
+            "{{Identical|Range}}",
+            "Notes {{GENDER:|here}}",
+        ],
+    ),
+    "Chrome extension, minified": Shape(
+        '{"name":{"message":"The calendar"},"direction":{"message":"ltr"},"hours":{"message":"$1h left","placeholders":'
+        '{"1":{"content":"$1"}}},"more":{"message":"To $Google$ News \\u00BB"}}',
+        ["The calendar", "ltr", "$1h left", "To $Google$ News »"],
+        ("message",),
+    ),
+    "FormatJS for Smartling": Shape(
+        '{\n  "smartling": {\n    "translate_paths": [{ "path": "*/message", "key": "{*}/message" }],\n    '
+        '"variants_enabled": true\n  },\n  "a1": {\n    "message": "I have {n, plural, one{a dog} other{dogs}}",\n    '
+        '"description": "A note"\n  }\n}\n',
+        ["I have {n, plural, one{a dog} other{dogs}}"],
+        ("message",),
+    ),
+    "FormatJS for Lokalise": Shape(
+        '{"a1": {"translation": "My name is {name}", "notes": "A note"}}', ["My name is {name}"], ("translation",)
+    ),
+    "FormatJS, compiled plural": Shape(
+        '{"n": [{"type": 0, "value": "I have "}, {"type": 6, "value": "count", "options": {"one": {"value": [{"t'
+        'ype": 0, '
+        '"value": "a dog"}]}, "other": {"value": [{"type": 7}]}}, "offset": 0, "pluralType": "cardinal"}]}',
+        ["I have ", "count", "a dog", "cardinal"],
+    ),
+    "Transloco, messages of ICU with doubled braces": Shape(
+        '{\n  "msg": "The {gender, select, male {boy {{name}}} other {child {{name}}}} won",\n  "a": { "b": { "c'
+        '": "{{list}} '
+        'here" } },\n  "key.is.a.path": "A path",\n  "empty": ""\n}\n',
+        ["The {gender, select, male {boy {{name}}} other {child {{name}}}} won", "{{list}} here", "A path"],
+    ),
+    "Laravel, rules with forms": Shape(
+        '{\n    "accepted": "Accept :attribute.",\n    "between": {\n        "array": ":Attribute has :min to :m'
+        'ax items."\n    '
+        '},\n    "(and :n more)": "(and :n more)|(and :n more of them)"\n}\n',
+        ["Accept :attribute.", ":Attribute has :min to :max items.", "(and :n more)|(and :n more of them)"],
+    ),
+    "react-i18next, numbered tags": Shape(
+        '{"part1": "Edit <1>src/App.js</1>, save and <3><0>try</0> again</3>."}',
+        ["Edit <1>src/App.js</1>, save and <3><0>try</0> again</3>."],
+    ),
+    "VS Code, bundle of messages": Shape(
+        '{\n    "Hello {0}": "Hello {0}",\n    "Hello {done}":"Hello {done}",\n    "Bye now/{Locked=\'x\'}": "By'
+        'e now"\n}',
+        ["Hello {0}", "Hello {done}", "Bye now"],
+    ),
+    "VS Code, conditions with backslashes": Shape(
+        '{\n\t"when": "x.isproject && path =~ /\\\\\\\\get\\\\\\\\[^\\\\\\\\]+/",\n\t"title": "Get it from the s'
+        'erver..."\n}\n',
+        ["x.isproject && path =~ /\\\\get\\\\[^\\\\]+/", "Get it from the server..."],
+    ),
+    "ARB, lists in a text": Shape(
+        lines(
+            "{",
+            '    "@@locale": "en",',
+            '    "read": "{count, plural, zero{No books} one{1 book} other{{count} books} }",',
+            '    "failed": "It failed. Check this: \\n1. The network \\n2. The data\\n\\nThen try again",',
+            '    "last": "Last read: "',
+            "}",
+        ),
+        [
+            "{count, plural, zero{No books} one{1 book} other{{count} books} }",
+            "It failed. Check this: ",
+            "1. The network ",
+            "2. The data",
+            "Then try again",
+            "Last read: ",
+        ],
+    ),
+    "vue-i18n, modifiers and wide spaces": Shape(
+        '{"c": "@.capitalize:{\'none\'} here | {0} apple | {n}\u3000apples"}',
+        ["@.capitalize:{'none'} here | {0} apple | {n}\u3000apples"],
+    ),
     "numbers, booleans and null": Shape(
         '{"a": 1e400, "b": -0.10, "c": 12345678901234567890123, "d": true, "e": null, "f": "A text"}', ["A text"]
     ),
