@@ -79,7 +79,7 @@ class Reader:
         self.prefix = name.removesuffix("xliff")
         if name != "xliff" and not name.endswith(":xliff"):
             refuse(f"not XLIFF (its first element is {name[:40]})", "name another file")
-        version = attributes.get("version", "")
+        version = attributes.get("version") or attributes.get("xmlns", "").rpartition(":")[2]
         if version not in VERSIONS:
             refuse(f"XLIFF version {version[:40]!r} is not supported", f"convert it to version {', '.join(VERSIONS)}")
         self.version = VERSIONS[version]

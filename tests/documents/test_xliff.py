@@ -78,7 +78,8 @@ def fill(element: Any, source: Any) -> None:
 def filled(document: str, written: str, language: str | None = None) -> str:
     """Return the canonical form of the document in which each target to write is a copy of its source."""
     root = tree(document)
-    is_first = root.get("version", "").startswith("1")
+    version = root.get("version") or root.tag.partition("}")[0].rpartition(":")[2]
+    is_first = version.startswith("1")
     by_id = units(root)
     names = [each for each in by_id if f" {each} " in f" {written} " or f" {each}/" in f" {written}"]
     for name in names:
@@ -104,7 +105,7 @@ def filled(document: str, written: str, language: str | None = None) -> str:
             fill(target, last)
         if is_first:
             target.set("state", "needs-review-translation")
-            if root.get("version") != "1.0":
+            if version != "1.0":
                 target.set("state-qualifier", "leveraged-mt")
         else:
             unit.set("state", "translated")

@@ -510,6 +510,47 @@ datatype="plaintext"><body><trans-unit id="c"><source>In the third file</source>
 </xliff>
 """,
     ),
+    "no version, but a namespace": Shape(
+        "hi cats",
+        """<?xml version='1.0' encoding='UTF-8'?>
+<xliff xmlns="urn:oasis:names:tc:xliff:document:1.1">
+    <file>
+        <body>
+            <trans-unit id="hi">
+                <source xml:space="preserve">Hello there!
+</source>
+            </trans-unit>
+            <trans-unit id="cats">
+                <source xml:space="preserve">There are <x id="c" equiv-text="{{count}}"/> cats.
+</source>
+            </trans-unit>
+            <trans-unit id="codes">
+                <source><x id="c" equiv-text="{{count}}"/><x id="u" equiv-text="{{unit}}"/></source>
+            </trans-unit>
+        </body>
+    </file>
+</xliff>
+""",
+    ),
+    "Xcode, plural forms": Shape(
+        "/cats:dict/n:dict/one:dict/:string /cats:dict/n:dict/other:dict/:string",
+        first(
+            """      <trans-unit id="/cats:dict/NSStringLocalizedFormatKey:dict/:string" xml:space="preserve">
+        <source>%#@n@</source>
+        <target>%#@n@</target>
+        <note/>
+      </trans-unit>
+      <trans-unit id="/cats:dict/n:dict/one:dict/:string" xml:space="preserve">
+        <source>There is %d cat.
+</source>
+      </trans-unit>
+      <trans-unit id="/cats:dict/n:dict/other:dict/:string" xml:space="preserve">
+        <source>There are %d cats.
+</source>
+      </trans-unit>""",
+            'original="App/en.lproj/Localizable.stringsdict" datatype="plaintext" source-language="en"',
+        ),
+    ),
     "Contao 1.1": Shape(
         "MOD.news.0 MOD.news.1",
         """<?xml version="1.0" ?><xliff version="1.1">
