@@ -19,6 +19,7 @@ from .xliff_content import parts_of_content
 from .xml_source import TAG, Element, Refuse, check, elements, with_attributes
 
 LOCKED = frozenset([("m:locked", "true"), ("mq:locked", "locked")])  # units that Phrase and memoQ protect
+PHRASE = "http://www.memsource.com/mxlf/2.0"
 FINISHED = frozenset(["translated", "reviewed", "final", "signed-off"])
 
 
@@ -83,6 +84,7 @@ class Reader:
         if version not in VERSIONS:
             refuse(f"XLIFF version {version[:40]!r} is not supported", f"convert it to version {', '.join(VERSIONS)}")
         self.version = VERSIONS[version]
+        self.is_phrase = PHRASE in attributes.values()
 
     def parts(self) -> Iterator[Part]:
         position = 0
@@ -96,7 +98,9 @@ class Reader:
 
     def content(self, element: Element) -> Iterator[Part]:
         line, keeps_lines = self.line_at(element.content), element.inherited("xml:space") == "preserve"
-        return parts_of_content(self.source, element.content, element.stop, line, keeps_lines=keeps_lines)
+        return parts_of_content(
+            self.source, element.content, element.stop, line, keeps_lines=keeps_lines, is_phrase=self.is_phrase
+        )
 
     def line_at(self, position: int) -> int:
         """Return the number of a line, counted from the previous position."""

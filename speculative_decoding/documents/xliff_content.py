@@ -26,20 +26,30 @@ LINE_BREAKS = frozenset(["lb", "pb", "xlf:lb", "xlf:pb", "LINE_BREAK"])  # value
 ANGULAR = re.compile(r"(START|CLOSE)_(\w+?)(?:_\d+)?")
 INVALID = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # XML cannot represent these characters
 PAIR = "/"  # starts the names of ranges between two codes in `Content`, unlike those of elements
+# Phrase writes codes around text as {1>text<1}, with numbers or letters. Tags are skipped
+PHRASE_CODE = re.compile(
+    rf"{MARKUP} | (?P<code>\{{(?P<opened>\w{{1,9}})(?:&gt;|>) | &lt;(?P<closed>\w{{1,9}})\}})", FLAGS
+)
 MAX_TOKENS = 256  # per block; `places` finds places for as many codes
 
 
-def parts_of_content(source: str, start: int, stop: int, line: int, *, keeps_lines: bool) -> Iterator[Part]:
+def parts_of_content(
+    source: str, start: int, stop: int, line: int, *, keeps_lines: bool, is_phrase: bool = False
+) -> Iterator[Part]:
     """Yield the parts of a range of the document.
 
     Args:
         line: The number of the line on which the range begins.
         keeps_lines: Whether line breaks divide the text, as opposed to being equivalent to spaces.
+        is_phrase: Whether the document is Phrase's, whose text contains codes.
     """
     content = Content()
-    matches = TOKEN.finditer(source, start, stop)
+    matches = phrase_tokens(source, start, stop) if is_phrase else TOKEN.finditer(source, start, stop)
     segments: list[bool] = []  # whether each open "mrk" is a segment
     for match in matches:
+        if match.re is PHRASE_CODE:
+            add_phrase_code(content, match)
+            continue
         name = (match["name"] or "").rpartition(":")[2]
         attributes = attributes_of(match[0]) if name else {}
         is_segment = attributes.get("mtype") == "seg"
@@ -66,6 +76,26 @@ def parts_of_content(source: str, start: int, stop: int, line: int, *, keeps_lin
         else:
             content.open(name, 0, match[0], is_link=True)
     yield from blocks_of(content, line)
+
+
+def phrase_tokens(source: str, start: int, stop: int) -> Iterator[re.Match[str]]:
+    """Yield the codes of Phrase in a range as matches of `PHRASE_CODE`, and the tokens between them."""
+    for code in PHRASE_CODE.finditer(source, start, stop):
+        if code["code"]:
+            yield from TOKEN.finditer(source, start, code.start())
+            yield code
+            start = code.end()
+    yield from TOKEN.finditer(source, start, stop)
+
+
+def add_phrase_code(content: Content, match: re.Match[str]) -> None:
+    key = PAIR + str(match["opened"] or match["closed"])
+    if match["opened"]:
+        content.open(key, 0, match[0], is_link=True)
+    elif content.is_open(key):
+        content.close(key, 0, match[0])
+    else:
+        content.append(0, Point(match[0]))
 
 
 def is_whole(name: str, attributes: dict[str, str]) -> bool:

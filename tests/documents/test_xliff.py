@@ -283,6 +283,17 @@ def test_outputs_are_escaped() -> None:
     assert ">a&lt;b&gt; &amp; ]]&gt;\xa0c</target>" in document_with(document, lambda _: "a<b> & ]]>\xa0\x0bc", "xliff")
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_codes_of_phrase_enclose_text_that_is_decoded(model: str) -> None:
+    document = SHAPES["Phrase"].document
+    blocks = [part for part in parse(StringIO(document, newline=""), XLIFF) if isinstance(part, Block)]
+    assert [block.text for block in blocks] == ["Click here to go {2}on ", "Plain text", "The end of it"]
+    output = document_with(document, MODELS[model], "xliff")
+    target = child(units(tree(output))["x:0"], "target").text
+    assert [target.count(code) for code in ("{1>", "{b>", "<b}", "<1}", "<3}")] == [1] * 5
+    assert target.index("{1>") < target.index("{b>") < target.index("<b}") < target.index("<1}")
+
+
 VERSIONS = "convert it to version 1.0, 1.1, 1.2, 2.0, 2.1, 2.2"
 TYPE = "a document type declaration is not supported; remove it"
 DAMAGED = "not well-formed XML"

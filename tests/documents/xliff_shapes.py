@@ -266,18 +266,30 @@ big<x id="3"/>.</source>
 """,
     ),
     "Phrase": Shape(
-        "x:0 x:1",
-        first("""      <group id="0" m:para-id="0" xmlns:m="http://www.memsource.com/mxlf/2.0">
+        "x:0 x:1 x:3",
+        """<?xml version="1.0" encoding="UTF-8"?>
+<xliff xmlns:m="http://www.memsource.com/mxlf/2.0" xmlns="urn:oasis:names:tc:xliff:document:1.2" version="1.2" \
+m:version="2.4" m:level="1">
+  <file original="a.docx" source-language="en" target-language="de" m:task-id="x" m:file-format="doc">
+    <body>
+      <group id="0" m:para-id="0">
         <context-group><context context-type="x-key">title</context></context-group>
         <trans-unit id="x:0" m:confirmed="0" m:locked="false" m:level-edited="false">
-          <source>{1}Click <ph id="2">{2}</ph> to go on</source>
+          <source>{1&gt;Click {b&gt;here&lt;b}&lt;1} to go {2}on &lt;3}</source>
           <target></target>
           <alt-trans origin="machine-trans"><target>Klicken</target></alt-trans>
-          <m:tunit-metadata><m:mark id="1"><m:type>code</m:type></m:mark></m:tunit-metadata>
+          <m:tunit-metadata><m:mark id="1"><m:type>code</m:type><m:content>&lt;a&gt;</m:content></m:mark>\
+</m:tunit-metadata>
         </trans-unit>
         <trans-unit id="x:1" m:confirmed="0"><source>Plain text</source><target/></trans-unit>
         <trans-unit id="x:2" m:confirmed="0" m:locked="true"><source>Locked text</source><target/></trans-unit>
-      </group>"""),
+        <trans-unit id="x:3" m:confirmed="0"><source>The {1&gt;&lt;1}end <x id="1" a="{1&gt;"/>of it</source>\
+<target/></trans-unit>
+      </group>
+    </body>
+  </file>
+</xliff>
+""",
     ),
     "Drupal": Shape(
         "1][title][0][value 1][body][0][value",
