@@ -605,17 +605,64 @@ rid="1">&lt;/b&gt;</ept> first</source>
 </xliff>
 """,
     ),
-    "2.2": Shape(
-        "u1",
-        """<?xml version="1.0"?>
-<xliff xmlns="urn:oasis:names:tc:xliff:document:2.2" version="2.2" srcLang="en" trgLang="fr">
- <file id="f1">
-  <unit id="u1">
-   <segment>
-    <source>A short sentence</source>
-   </segment>
-  </unit>
- </file>
+    "2.2, plural forms": Shape(
+        "cats_1 cats_other",
+        """<?xml version="1.0" encoding="UTF-8"?>
+<xliff xmlns="urn:oasis:names:tc:xliff:document:2.2" xmlns:pgs="urn:oasis:names:tc:xliff:pgs:1.0" version="2.2" \
+srcLang="en" trgLang="cs">
+  <file id="f1">
+    <!-- One segment for each form -->
+    <unit id="cats" pgs:switch="plural:cat_count">
+      <segment id="cats_0" pgs:case="0" state="final">
+        <source>You have no cat.</source>
+        <target>Nula</target>
+      </segment>
+      <segment id="cats_1" pgs:case="1">
+        <source>You have one cat.</source>
+      </segment>
+      <segment id="cats_other" pgs:case="other">
+        <source>You have <ph id="1" disp="cat_count"/> cats.</source>
+      </segment>
+    </unit>
+  </file>
+</xliff>
+""",
+    ),
+    "Smartcat, on a single line": Shape(
+        "31 33",
+        """<?xml version="1.0" encoding="utf-8"?><xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">\
+<file datatype="plaintext" date="2020-07-16T11:43:13.4791597Z" original="21_25" source-language="en" \
+target-language="ru"><header><tool tool-name="Smartcat.ai" tool-id="40c7" tool-version="2.70.1.141" /></header><body>\
+<trans-unit id="31" approved="no"><source xml:space="preserve">We met <x id="1" ctype="x-smartcat" /> times</source>\
+<target state="new" xml:space="preserve"></target></trans-unit><trans-unit id="32" translate="no" approved="yes">\
+<source xml:space="preserve">A song</source><target state="translated" xml:space="preserve">X</target></trans-unit>\
+<trans-unit id="33" approved="no" maxwidth="10" size-unit="char"><source xml:space="preserve">What is <g id="1" \
+ctype="x-smartcat">new</g>?</source><target xml:space="preserve" /></trans-unit></body></file></xliff>""",
+    ),
+    "Crowdin": Shape(
+        "47 49",
+        """<?xml version="1.0" encoding="UTF-8"?>
+<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
+  <file id="57" original="/app.pot" source-language="en" target-language="cs" datatype="plaintext" project-id="3">
+    <body>
+      <trans-unit id="47" identifier="9b8e">
+        <source>A new update</source>
+        <target state="needs-translation">A new update</target>
+        <note>Context: #: src/ui.cpp:325
+Screenshot: https://example.org/s?t=47</note>
+      </trans-unit>
+      <trans-unit id="48" approved="yes">
+        <source>Skip it</source>
+        <target state="final">Přeskočit</target>
+      </trans-unit>
+      <trans-unit id="49" resname="x">
+        <source>Tea &amp; bread</source>
+        <target state="needs-translation">Tea &amp; bread</target>
+        <note>First note</note>
+        <note>Second note</note>
+      </trans-unit>
+    </body>
+  </file>
 </xliff>
 """,
     ),
@@ -790,6 +837,14 @@ okp:inputEncoding="UTF-8">
     </file>
 </xliff>
 """,
+    ),
+    "Okapi, codes with end tags": Shape(
+        "7",
+        first("""      <trans-unit id="7"><source xml:lang="en"><x ctype="x-x" equiv-text="&lt;run1/&gt;" id="1"></x>\
+<bx ctype="x-empty" equiv-text="&lt;run2&gt;" id="2"></bx>A first <g id="3">note</g>.<x id="4"></x><ex id="2"></ex>\
+</source><seg-source><x ctype="x-x" equiv-text="&lt;run1/&gt;" id="1"></x><bx ctype="x-empty" \
+equiv-text="&lt;run2&gt;" id="2"></bx><mrk mid="1" mtype="seg">A first <g id="3">note</g>.</mrk><x id="4"></x>\
+<ex id="2"></ex></seg-source><target xml:lang="id"><mrk mid="1" mtype="seg"></mrk></target></trans-unit>"""),
     ),
     "2.0, groups in groups with metadata": Shape(
         "title p",
