@@ -21,9 +21,9 @@ def lines(*texts: str, end: str = "\n") -> str:
 
 SHAPES: dict[str, Shape] = {
     "keys and languages (Godot)": Shape(
-        lines("keys,en,ja", 'GREET,"Hello, friend!",こんにちは', 'QUOTE,"""Come in,"" she said.",「どうぞ」'),
+        lines("keys,en,ja", 'MEET,"Good evening, all!",こんばんは', 'QUOTE,"""Come in,"" she said.",「どうぞ」'),
         ("en",),
-        ["Hello, friend!", '"Come in," she said.'],
+        ["Good evening, all!", '"Come in," she said.'],
     ),
     "context and plural columns (Godot)": Shape(
         lines("en,?context,?plural,fr", "A letter,Alphabet,,", "%d apple,,%d apples,"),
