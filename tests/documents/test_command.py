@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,10 +14,9 @@ from typing import Any
 import pytest
 
 from speculative_decoding import Session, load
-from speculative_decoding.documents.journal import Journal
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import ModelPair
-from tests.documents.commands import Command, document_command
+from tests.documents.commands import Command, document_command, interrupt_after
 from tests.support.paths import ROOT
 from tests.support.subpackages import needs_subpackage
 from tests.support.tiny import WHISPER, save_whisper, tiny_whisper
@@ -82,17 +80,8 @@ def test_an_interrupted_run_is_continued_with_the_same_bytes(
 ) -> None:
     """This holds above temperature 0, too. Outputs of other runs are never replaced."""
     arguments = ("a.txt", "-o", "out.txt", "--prefix", PREFIX, *MODEL, "--temperature", "1", "--seed", "5")
-    append = Journal.append
-    appended: list[int] = []
-
-    def interrupt(journal: Journal, number: int, *given: Any) -> None:
-        append(journal, number, *given)
-        appended.append(number)
-        if len(appended) == 2:
-            signal.raise_signal(signal.SIGINT)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "append", interrupt)
+        interrupt_after(2, patch)
         status, out, said = document(*arguments)
     assert (status, out) == (130, "") and sorted(os.listdir()) == ["a.txt", "b.txt", "out.txt.journal"]
     assert "document: interrupted after 2 pieces; run the same command again to continue" in said

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from speculative_decoding.documents.journal import Journal
 from speculative_decoding.loading.pair import ModelPair
-from tests.documents.commands import Command, document_command
+from tests.documents.commands import Command, document_command, interrupt_after
 
 MODEL = ("--model", "t5-web-docs-draft", "--dtype", "float32", "--baseline", "-m", "12", "--unit", "line")
 DOCUMENTS = {
@@ -90,16 +87,7 @@ def test_an_interrupted_run_is_continued(document: Command, monkeypatch: pytest.
     Path("docs/bad.txt").write_bytes(b"Good.\n\xff\n")
     arguments = ("docs", "-o", "de", *MODEL)
     assert document("docs", "-o", "whole", *MODEL)[0] == 2
-    append = Journal.append
-    appended: list[int] = []
-
-    def interrupt(journal: Journal, number: int, *given: Any) -> None:
-        append(journal, number, *given)
-        appended.append(number)
-        if len(appended) == 3:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(Journal, "append", interrupt)
+    appended = interrupt_after(3, monkeypatch)
     assert document(*arguments)[0] == 130 and set(outputs("de")) < {".documents.journal", *DOCUMENTS}
     status, _, said = document(*arguments)
     assert status == 2 and "continuing an interrupted run; de/.documents.journal has" in said

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,13 +12,12 @@ from hypothesis import given
 from speculative_decoding import InputError, Session
 from speculative_decoding.documents.decoding import Rules
 from speculative_decoding.documents.findings import MATCH
-from speculative_decoding.documents.journal import Journal
 from speculative_decoding.documents.options import DocumentOptions
 from speculative_decoding.documents.pieces import Piece, parts_of, pieces_of
 from speculative_decoding.documents.rendering import Renderer
 from speculative_decoding.documents.tokens import Block
 from speculative_decoding.loading.pair import ModelPair
-from tests.documents.commands import Command, document_command
+from tests.documents.commands import Command, document_command, interrupt_after
 from tests.documents.decoders import decode_with, written_with
 from tests.documents.test_pieces import blocks, examples
 from tests.support.subpackages import needs_subpackage
@@ -149,16 +146,7 @@ def test_matches_are_counted_and_marked_as_lossy(document: Command) -> None:
 def test_an_interrupted_run_is_continued(document: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("a.txt", "-o", "b.txt", *MODEL, "--memory", "m.tsv", "--use-matches")
     _, whole, _ = document("a.txt", *MODEL, "--memory", "m.tsv", "--use-matches")
-    append = Journal.append
-    appended: list[int] = []
-
-    def interrupt(journal: Journal, number: int, *given: Any) -> None:
-        append(journal, number, *given)
-        appended.append(number)
-        if len(appended) == 3:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(Journal, "append", interrupt)
+    appended = interrupt_after(3, monkeypatch)
     assert document(*arguments)[0] == 130
     status, _, said = document(*arguments[:-1])
     assert status == 2 and "(use_matches was true, is null); give the same settings" in said
