@@ -57,7 +57,7 @@ class Content:
 
     @classmethod
     def of_lines(cls, text: str, spans: Sequence[Span], line: int, type: int = LINES) -> Content:
-        """Return the content of a block that is no cell, given the spans of its lines."""
+        """Return the content of any block except a table cell, given the spans of its lines."""
         starts, lines, size = [], [], 0
         for start, end in spans:
             starts.append(size)

@@ -6,7 +6,6 @@ document is complete.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -22,10 +21,10 @@ from ..sampling.options import is_address
 from .decoder import Decoded
 from .encodings import label_of
 from .findings import Finding
-from .formats import FORMATS, Parse
+from .formats import FORMATS
 from .options import DocumentOptions
 from .output_checks import DocumentFindings
-from .pieces import Piece
+from .pieces import Piece, check_format
 from .reading import DocumentFile
 from .rendering import Renderer
 from .results import DecodedPiece
@@ -167,7 +166,7 @@ class Document:
         output: The file to write; None writes to standard output.
         options: How to read it.
         findings: The findings for the document. Empty until all of its parts have been written.
-        error: The reason why the output is not written: a character that its encoding lacks. None if there is none.
+        error: The error if the output is not written because its encoding lacks a character, otherwise None.
     """
 
     file: DocumentFile
@@ -176,9 +175,9 @@ class Document:
     findings: list[Finding] = field(default_factory=list)
     error: InputError | None = None
 
-    def import_parser(self) -> Parse:
-        """Return the parser of the document's format. Raises `InputError` if a required package is missing."""
-        return FORMATS[self.file.format].parse
+    def import_parser(self) -> None:
+        """Import the parser of the document's format. Raises `InputError` if a required package is missing."""
+        _ = FORMATS[self.file.format].parse
 
     def check(self, stack: ExitStack, target: str | None = None) -> None:
         """Read the document once to validate it. Raises `InputError`.
@@ -187,12 +186,10 @@ class Document:
             stack: Closes a document that stays open.
             target: The BCP 47 tag of the output's language, or None if unknown.
         """
-        parse = self.import_parser()
         if not self.file.can_reopen:
             stack.enter_context(self.file)
         with self.reading():
-            has_errors = FORMATS[self.file.format].has_errors
-            deque(parse(self.file.lines, self.options, target) if has_errors else (), maxlen=0)
+            check_format(self.file.lines, self.options, target)
         if self.output is None and not self.file.can_write_all:
             problem = f"{label_of(self.file.output_encoding)} may lack characters of the output"
             raise InputError(problem, "output_encoding", Message("name utf-8, or name a file with {output}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -130,6 +131,13 @@ def parts_of(
             yield from [part] if isinstance(part, Literal) else pieces_of(part, options.unit, language, has_match)
     if copied:
         yield Literal("".join(copied))
+
+
+def check_format(lines: Iterable[str], options: DocumentOptions, target: str | None = None) -> None:
+    """Parse a whole document. Raises `InputError` if it is damaged. For the arguments, see `parts_of`."""
+    format = FORMATS[options.format or "text"]
+    if format.has_errors:
+        deque(format.parse(lines, options, target), maxlen=0)
 
 
 def pieces_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO, StringIO
@@ -16,7 +15,7 @@ from ..documents.decoding import Rules, Steps, decode_piece
 from ..documents.formats import FORMATS, format_of
 from ..documents.options import DocumentOptions
 from ..documents.output_checks import DocumentFindings
-from ..documents.pieces import Piece, parts_of
+from ..documents.pieces import Piece, check_format, parts_of
 from ..documents.reading import DocumentFile
 from ..documents.rendering import Renderer
 from ..documents.results import DecodedPiece
@@ -144,6 +143,5 @@ def open_file(content: bytes, name: str, format: str | None, fields: Mapping[str
     way_out = Message("name its {encoding}, or {convert}", convert=WAY_OUT)
     with DocumentFile(BytesIO(content), options, name, way_out=way_out) as file:
         text = "".join(file.lines)
-        parse = FORMATS[format].parse
-        deque(parse(file.lines, options, None) if FORMATS[format].has_errors else (), maxlen=0)  # before it is decoded
+        check_format(StringIO(text, newline=""), options)  # so that no damaged file is decoded in part
         return Document(text, options, file)
