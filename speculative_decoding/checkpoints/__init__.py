@@ -21,7 +21,9 @@ FORMATS = {
     "model.safetensors": "safetensors.read_safetensors",
     "weights.safetensors": "safetensors.read_safetensors",  # used by mlx-whisper
     "pytorch_model.bin": "torch_bin.read_torch",
+    "model.bin": "ctranslate2.read_ctranslate2",
 }
+CTRANSLATE2 = "model.bin"
 ADAPTER_FORMATS = {
     "adapter_model.safetensors": "safetensors.read_safetensors",
     "adapter_model.bin": "torch_bin.read_torch",
@@ -46,6 +48,8 @@ def read(folder: Path, gguf: Path | None = None) -> Checkpoint:
             from .indexed import IndexedCheckpoint
 
             return IndexedCheckpoint(index, reader(name))
+    if gguf is None and (weights := find_ctranslate2(folder)) is not None:
+        return reader(CTRANSLATE2)(weights)
     if (gguf := gguf or find_gguf(folder)) is None:
         raise CheckpointError(f"{folder}: no weights found (expected one of {', '.join(FORMATS)}, *.gguf)")
     from .gguf import read_gguf
@@ -54,7 +58,11 @@ def read(folder: Path, gguf: Path | None = None) -> Checkpoint:
 
 
 def read_config(folder: Path, gguf: Path | None = None) -> dict[str, Any]:
-    """Return the parsed config.json. Without that file, derive its fields from the metadata of a GGUF file."""
+    """Return the parsed config.json, or derive its fields from a CTranslate2 model or the metadata of a GGUF file."""
+    if gguf is None and (weights := find_ctranslate2(folder)) is not None:
+        from .ctranslate2_layout import ctranslate2_config
+
+        return ctranslate2_config(weights)
     path = folder / "config.json"
     if path.exists():
         return read_json_object(path)
@@ -77,6 +85,15 @@ def read_generation_config(folder: Path, config: Mapping[str, Any]) -> tuple[dic
     if config.get("force_bos_token_to_be_generated") is True:  # set by the first BART checkpoints
         fields["forced_bos_token_id"] = config.get("bos_token_id")
     return fields, "config.json"
+
+
+def find_ctranslate2(folder: Path) -> Path | None:
+    """Return the CTranslate2 model of a folder or of an Argos package, or None if the folder has other weights."""
+    for name in FORMATS:
+        if (folder / name).is_file() or (folder / f"{name}.index.json").is_file():
+            return folder / name if name == CTRANSLATE2 else None
+    path = folder / "model" / CTRANSLATE2
+    return path if path.is_file() else None
 
 
 def find_gguf(folder: Path) -> Path | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import CheckpointError
 from .files import open_regular
 
+SPEECH = ("vocabulary.json", "vocabulary.txt")  # of Whisper
 SHARED = ("shared_vocabulary.json", "shared_vocabulary.txt")
 SEPARATE = ("source_vocabulary.json", "source_vocabulary.txt", "source_1_vocabulary.json", "source_1_vocabulary.txt")
 MAX_BYTES = 64 << 20
@@ -31,6 +32,11 @@ def find_vocabulary(folder: Path) -> Path | None:
                     "vocabulary"
                 )
     return None
+
+
+def find_speech_vocabulary(folder: Path) -> Path | None:
+    """Return the vocabulary file of a Whisper folder, or None."""
+    return next((path for name in SPEECH if (path := folder / name).is_file()), None)
 
 
 def read_vocabulary(path: Path, unknown: str) -> list[str]:

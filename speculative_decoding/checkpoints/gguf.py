@@ -20,9 +20,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CheckpointError
 from .base import MAX_DIMENSION, Checkpoint, TensorInfo
-from .mapped import MappedFile
+from .mapped import Cursor, MappedFile
 
 CHUNK_ELEMENTS = 1 << 20  # elements to dequantize at a time
 
@@ -77,28 +76,12 @@ class GgufHeader:
         return "enc.blk.0.ffn_gate.weight" in self.tensors
 
 
-class Cursor:
-    """Reads consecutive values. Raises `CheckpointError` if the file ends too early."""
+class GgufCursor(Cursor):
+    """Reads the header of a GGUF file."""
 
     def __init__(self, file: MappedFile) -> None:
-        self.data = file.data
-        self.position = 0
+        super().__init__(file, "GGUF")
         self.strings_left = 1_000_000  # total over all arrays in the file
-        self._file = file
-
-    def error(self, problem: str) -> CheckpointError:
-        return self._file.error(f"not a readable GGUF file: {problem} (before byte {self.position})")
-
-    def skip(self, size: int) -> int:
-        """Skip `size` bytes and return the position of the first byte."""
-        start = self.position
-        if size > len(self.data) - start:
-            raise self.error("the file is truncated")
-        self.position += size
-        return start
-
-    def scalar(self, pattern: str) -> Any:
-        return struct.unpack_from(pattern, self.data, self.skip(struct.calcsize(pattern)))[0]
 
     def count(self, limit: int, what: str) -> int:
         value = int(self.scalar("<Q"))
@@ -107,9 +90,7 @@ class Cursor:
         return value
 
     def name(self) -> str:
-        size = self.count(256, "bytes in a name")
-        start = self.skip(size)
-        return self.data[start : start + size].decode("utf-8", "replace")
+        return self.text(self.count(256, "bytes in a name"))
 
     def value(self) -> Any:
         """Read a metadata value. Arrays and long strings are skipped and become None."""
@@ -117,10 +98,10 @@ class Cursor:
         if value_type in SCALARS:
             return self.scalar(SCALARS[value_type])
         if value_type == STRING:
-            size = self.scalar("<Q")
-            start = self.skip(size)
-            is_short = size <= 256  # longer strings, such as chat templates, are not needed
-            return self.data[start : start + size].decode("utf-8", "replace") if is_short else None
+            if (size := self.scalar("<Q")) <= 256:
+                return self.text(size)
+            self.skip(size)  # long strings, such as chat templates, are not needed
+            return None
         element_type = self.scalar("<I") if value_type == ARRAY else value_type
         if element_type in SCALARS:
             self.skip(self.scalar("<Q") * struct.calcsize(SCALARS[element_type]))
@@ -137,7 +118,7 @@ class Cursor:
 def read_header(path: Path) -> GgufHeader:
     """Parse the header of a T5 model, and check that all tensors lie inside the file without overlapping."""
     file = MappedFile(path, "GGUF")
-    cursor = Cursor(file)
+    cursor = GgufCursor(file)
     magic = cursor.scalar("<4s")
     version = cursor.scalar("<I")
     if magic != b"GGUF" or version not in (2, 3):
@@ -186,7 +167,7 @@ def read_header(path: Path) -> GgufHeader:
     return GgufHeader(file, metadata, tensors)
 
 
-def read_tensor_info(cursor: Cursor, name: str) -> tuple[GgmlType, TensorInfo, int]:
+def read_tensor_info(cursor: GgufCursor, name: str) -> tuple[GgmlType, TensorInfo, int]:
     """Read a tensor's type, shape, and offset within the data section."""
     dimensions = cursor.scalar("<I")
     if dimensions not in (1, 2, 3, 4):

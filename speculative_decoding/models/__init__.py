@@ -17,7 +17,7 @@ from .config import RawConfig
 
 MODULES = {
     **dict.fromkeys(("t5", "mt5", "umt5"), "t5"),
-    **dict.fromkeys(("bart", "mbart", "pegasus", "m2m_100", "marian"), "bart"),
+    **dict.fromkeys(("bart", "mbart", "pegasus", "m2m_100", "marian", "opennmt"), "bart"),
     "whisper": "whisper",
     "t5gemma": "t5gemma",
     "t5gemma2": "t5gemma2",

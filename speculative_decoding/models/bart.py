@@ -1,4 +1,4 @@
-"""BART, mBART, Pegasus, M2M-100, NLLB-200 and Marian.
+"""BART, mBART, Pegasus, M2M-100, NLLB-200, Marian and the Transformers of OpenNMT.
 
 The Transformer of Vaswani et al. 2017 (arXiv 1706.03762), with scaled attention, biases in every layer, and position
 vectors that are added to the embedding. Families differ in position vectors and in the placement of layer norms. The
@@ -27,12 +27,13 @@ from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields
 from .layers import Layer, Linear
 from .tensors import HEAD, LOGITS_BIAS, Sources, TokenTables, named
 
+OPENNMT = "opennmt"  # any Transformer from a CTranslate2 file; see checkpoints/ctranslate2_layout.py
 LEARNED_OFFSET = 2  # unused rows at the start of a learned position table
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family's properties that config.json does not specify.
+    """A family's properties, which config.json specifies only for `OPENNMT`.
 
     norm_first: whether norms precede blocks, with a final norm in each stack; otherwise, they follow blocks.
     embedding_norm: whether a norm follows the embedding.
@@ -65,6 +66,7 @@ FAMILIES: Mapping[str, Family] = {
         norm_first=True, embedding_norm=False, learned_positions=False, defaults=M2M_DEFAULTS, fairseq_sinusoids=True
     ),
     "marian": Family(norm_first=False, embedding_norm=False, learned_positions=False, defaults=MARIAN_IDS),
+    OPENNMT: Family(norm_first=True, embedding_norm=False, learned_positions=True, defaults={}),
 }
 
 
@@ -90,6 +92,11 @@ class TransformerConfig:
     def norm_first(self) -> bool:
         """Whether norms precede blocks."""
         return True
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward blocks are gated; see `LayerConfig`."""
+        return False
 
     def check_heads(self) -> None:
         """Raise `CheckpointError` if the width is not divisible by the number of heads."""
@@ -126,6 +133,7 @@ class TransformerConfig:
             head_dim=self.d_model // heads,
             activation=self.activation_function,
             scale=(self.d_model // heads) ** -0.5,
+            is_gated=self.is_gated,
             has_bias=True,
             norm_first=self.norm_first,
         )
@@ -143,6 +151,11 @@ class BartConfig(TransformerConfig):
     scale_embedding: Annotated[bool, Bool()] = False
     tie_word_embeddings: Annotated[bool, Bool()] = True
     share_encoder_decoder_embeddings: Annotated[bool, Bool()] = True
+    # The variants of `OPENNMT`, with the names in the first BART configurations. Other families ignore these fields.
+    normalize_before: Annotated[bool, Bool()] = True
+    normalize_embedding: Annotated[bool, Bool()] = False
+    static_position_embeddings: Annotated[bool, Bool()] = False
+    is_gated_act: Annotated[bool, Bool()] = False
     has_logits_bias: bool = False
     has_source_embedding: bool = False
 
@@ -178,7 +191,20 @@ class BartConfig(TransformerConfig):
 
     @property
     def family(self) -> Family:
-        return FAMILIES[self.model_type]
+        family = FAMILIES[self.model_type]
+        if self.model_type != OPENNMT:
+            return family
+        return replace(
+            family,
+            norm_first=self.normalize_before,
+            embedding_norm=self.normalize_embedding,
+            learned_positions=not self.static_position_embeddings,
+            fairseq_sinusoids=True,
+        )
+
+    @property
+    def is_gated(self) -> bool:
+        return self.model_type == OPENNMT and self.is_gated_act
 
     @property
     def norm_first(self) -> bool:
@@ -329,12 +355,13 @@ class BART(EncoderDecoder):
             ("encoder", config.encoder_layers, ENCODER_LAYER),
             ("decoder", config.decoder_layers, DECODER_LAYER),
         )
+        gated = {"ff.wi": ["fc1", "fc1_linear"]} if config.is_gated else {}
         for stack, depth, layer in stacks:
             ours = f"{stack}."
             theirs = f"{prefix}{stack}."
             sources |= named(norms, ours, theirs, ("weight", "bias"))
             for i in range(depth):
-                sources |= named(layer, f"{ours}layers.{i}.", f"{theirs}layers.{i}.", ("weight", "bias"))
+                sources |= named(layer | gated, f"{ours}layers.{i}.", f"{theirs}layers.{i}.", ("weight", "bias"))
             if family.learned_positions:
                 sources |= named({"positions": ["embed_positions"]}, ours, theirs)
         return sources
@@ -378,7 +405,7 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
 
 def fits_float16(raw: RawConfig) -> bool:
     """Return whether norms follow blocks, as in BART and Marian. Such norms keep the residual stream bounded."""
-    return not FAMILIES[raw["model_type"]].norm_first
+    return not BartConfig.from_dict(raw).norm_first
 
 
 ARCHITECTURE = Architecture(BART, BartConfig.from_dict, adapted, token_tables, fits_float16)

@@ -32,6 +32,7 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "gelu": gelu,
     "gelu_new": nn.gelu_approx,
     "gelu_pytorch_tanh": nn.gelu_approx,
+    "quick_gelu": nn.gelu_fast_approx,
     "silu": nn.silu,
     "swish": nn.silu,
 }
