@@ -1,6 +1,6 @@
 """The table of published pairs in docs/models.md: a tiny random pair of each row loads, and its draft changes no token.
 
-A case has the row's families, vocabularies, mel bins and numbers of decoder layers in miniature. Neither the published
+A case has the row's family, vocabularies, mel bins and relation of layer counts in miniature. Neither the published
 weights nor the published tokenizers are read.
 """
 
@@ -30,20 +30,26 @@ from tests.support.tiny import WHISPER, save_hugging_face, save_whisper, tiny_mo
 HEADING = "## Pairs of published models"
 COPIES = "--drafter ngram"
 PROMPTS = ["w3 w5 w7 w11", "w2 w40 w9 w9 w1 w17 w23 w9 w9 w1"]
-GREEDY: dict[str, Any] = {"temperature": 0, "no_speech_threshold": None}
-OWN_TOKENS = 0  # a retokenized model: the size of its vocabulary is not known
+GREEDY: dict[str, Any] = {"temperature": 0, "no_speech_threshold": None, "sample_len": 16}
 
 
 @dataclass(frozen=True)
 class Model:
-    """tokens: size of the published vocabulary. bins: mel bins, or 0 for text. layers: of the tiny encoder, decoder."""
+    """A published model in miniature.
+
+    tokens: The size of the published vocabulary, or 0 if the table does not state it.
+    layers: The numbers of layers of the tiny encoder and decoder.
+    bins: The number of mel bins, or 0 for text.
+    width: The tiny model's `d_model`.
+    is_distilled: Whether the model is a draft model that copies the target's encoder and some of its decoder.
+    """
 
     family: str
     tokens: int
     layers: tuple[int, int]
     bins: int = 0
     width: int = 16
-    has_encoder_of_target: bool = False
+    is_distilled: bool = False
 
 
 def whisper(tokens: int, layers: tuple[int, int], width: int = 16, *, distilled: bool = False) -> Model:
@@ -51,6 +57,7 @@ def whisper(tokens: int, layers: tuple[int, int], width: int = 16, *, distilled:
 
 
 LARGE, LARGE_V3 = whisper(51865, (3, 4)), whisper(51866, (3, 4))  # published: 32 and 32 layers
+RETOKENIZED = whisper(0, (3, 4))
 TURBO = whisper(51866, (3, 2))  # 32 and 4
 TWO_LAYERS, TWO_LAYERS_V3 = (whisper(tokens, (3, 1), distilled=True) for tokens in (51865, 51866))  # 32 and 2
 SMALL = whisper(51865, (2, 2), 8)  # 12 and 12, or 4 and 4
@@ -62,9 +69,12 @@ CASES: dict[tuple[str, ...], tuple[Model, Model | None]] = {
     ("openai/whisper-large-v3", "kotoba-tech/kotoba-whisper-v2.0"): (LARGE_V3, TWO_LAYERS_V3),
     ("openai/whisper-large-v3", "bofenghuang/whisper-large-v3-distil-fr-v0.2"): (LARGE_V3, TWO_LAYERS_V3),
     ("openai/whisper-large-v3", "openai/whisper-small", "openai/whisper-tiny"): (LARGE_V3, SMALL),
-    ("primeline/whisper-large-v3-german", "primeline/distil-whisper-large-v3-german"): (LARGE_V3, whisper(51866, (3, 1))),
+    ("primeline/whisper-large-v3-german", "primeline/distil-whisper-large-v3-german"): (
+        LARGE_V3,
+        whisper(51866, (3, 1)),
+    ),
     ("ivrit-ai/whisper-large-v3", "ivrit-ai/whisper-large-v3-turbo"): (LARGE_V3, TURBO),
-    ("nyrahealth/CrisperWhisper", "openai/whisper-large-v3-turbo"): (whisper(OWN_TOKENS, (3, 4)), TURBO),
+    ("nyrahealth/CrisperWhisper", "openai/whisper-large-v3-turbo"): (RETOKENIZED, TURBO),
     ("NbAiLab/nb-whisper-large", "NbAiLab/nb-whisper-small", "NbAiLab/nb-whisper-tiny"): (LARGE_V3, SMALL),
     ("openai/whisper-large-v2", "distil-whisper/distil-large-v2"): (LARGE, TWO_LAYERS),
     ("openai/whisper-large-v2", "openai/whisper-tiny"): (LARGE, SMALL),
@@ -85,7 +95,7 @@ CASES: dict[tuple[str, ...], tuple[Model, Model | None]] = {
     ("google/flan-t5-xxl", "google/flan-t5-small"): (T5_XXL, T5_SMALL),
     ("facebook/bart-large-cnn", "sshleifer/distilbart-cnn-12-6"): (
         Model("bart", 0, (2, 4)),
-        Model("bart", 0, (2, 2)),
+        Model("bart", 0, (2, 2), is_distilled=True),
     ),
     ("sagawa/ReactionT5v2-retrosynthesis-USPTO_50k", COPIES): (Model("t5-v1_1", 0, (2, 2)), None),
 }
@@ -110,23 +120,28 @@ def numbers_of(models: Sequence[Model], name: str) -> list[int]:
 def save(model: Model, folder: Path, seed: int, target: Path | None = None) -> Path:
     """Write a tiny random model as a Hugging Face folder, with a tokenizer that has its kind of vocabulary."""
     encoder, decoder = model.layers
-    layers = {"encoder_layers": encoder, "decoder_layers": decoder, "num_layers": encoder, "num_decoder_layers": decoder}
-    if model.family != "whisper":
+    layers = {
+        "encoder_layers": encoder,
+        "decoder_layers": decoder,
+        "num_layers": encoder,
+        "num_decoder_layers": decoder,
+    }
+    if model.family == "whisper":
+        sizes = {"vocab_size": WHISPER["vocab_size"] + (model.tokens != 51865), "num_mel_bins": model.bins}
+        config = WHISPER | layers | sizes | {"d_model": model.width}
+        save_whisper(tiny_whisper(seed=seed, **config), folder, config)
+        if not model.tokens:
+            retokenize(folder / "tokenizer.json", config["eos_token_id"])
+    else:
         save_family(folder, model.family)
         config = json.loads((folder / "config.json").read_text()) | layers | {"d_model": model.width}
         made = save_hugging_face(tiny_model(seed=seed, **config), folder / "made", config)
         for name in ("config.json", "model.safetensors"):
             (made / name).replace(folder / name)
-        return folder
-    sizes = {"vocab_size": WHISPER["vocab_size"] + (model.tokens != 51865), "num_mel_bins": model.bins}
-    config = WHISPER | layers | sizes | {"d_model": model.width}
-    save_whisper(tiny_whisper(seed=seed, **config), folder, config)
-    if model.tokens == OWN_TOKENS:
-        retokenize(folder / "tokenizer.json", config["eos_token_id"])
-    if model.has_encoder_of_target and target is not None:
-        own, theirs = (mx.load(str(path / "model.safetensors")) for path in (folder, target))
-        own |= {name: array for name, array in theirs.items() if ".encoder." in name}
-        mx.save_safetensors(str(folder / "model.safetensors"), own)
+    if model.is_distilled and target is not None:
+        own, theirs = (dict(mx.load(str(path / "model.safetensors"))) for path in (folder, target))
+        copied = {name: theirs[name] for name, array in own.items() if theirs[name].shape == array.shape}
+        mx.save_safetensors(str(folder / "model.safetensors"), own | copied)
     return folder
 
 
@@ -139,20 +154,20 @@ def retokenize(path: Path, end: int) -> None:
 
 
 def outputs(session: Session, family: str, **options: Any) -> tuple[list[list[int]], int]:
-    """Decode two sources greedily. Returns the tokens of all outputs or segments, and the number of draft tokens."""
+    """Decode greedily. Returns the tokens of all outputs or segments, and the number of draft tokens."""
     if session.model.audio is not None:
-        texts = [session.transcribe(noise(seed, 1.3), **GREEDY, **options) for seed in (0, 1)]
-        tokens = [list(segment.tokens) for text in texts for segment in text.segments]
-        return tokens, sum(text.stats.drafted_tokens for text in texts)
+        text = session.transcribe(noise(0, 0.7), **GREEDY, **options)
+        return [list(segment.tokens) for segment in text.segments], text.stats.drafted_tokens
     languages = dict(zip(("src_lang", "tgt_lang"), CODES.get(family, ("", ()))[1], strict=False))
     results = [session.generate(prompt, max_tokens=14, temperature=0, **languages, **options) for prompt in PROMPTS]
     return [result.tokens for result in results], sum(result.stats.drafted_tokens for result in results)
 
 
-@pytest.mark.parametrize(
-    "names",
-    [pytest.param(row, marks=needs_subpackage("speech") if "bins" in cell else (), id=" ".join(row)) for row, cell in ROWS.items()],
-)
+def case(row: tuple[str, ...]) -> Any:
+    return pytest.param(row, marks=needs_subpackage("speech") if "bins" in ROWS[row] else (), id=" ".join(row))
+
+
+@pytest.mark.parametrize("names", [case(row) for row in ROWS])
 def test_a_tiny_pair_of_each_row_loads_and_its_draft_changes_no_token(names: tuple[str, ...], tmp_path: Path) -> None:
     assert names in CASES, "a row of docs/models.md has no case"
     target, draft = CASES[names]
@@ -171,12 +186,12 @@ def test_a_tiny_pair_of_each_row_loads_and_its_draft_changes_no_token(names: tup
     if draft is not None:
         assert isinstance(session.draft_model, EncoderDecoder)
         shares = shared_part(session.model, session.draft_model) == ENCODER_OUTPUT
-        assert shares == draft.has_encoder_of_target
+        assert shares == draft.is_distilled
 
     expected, none = outputs(session, target.family, drafter="none")
     drafter = "ngram" if draft is None else "model"
     found, drafted = outputs(session, target.family, drafter=drafter, num_draft_tokens=4)
-    assert found == expected
+    assert any(expected) and found == expected
     assert drafted > none == 0
 
 
