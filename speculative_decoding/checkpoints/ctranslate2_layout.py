@@ -382,7 +382,7 @@ def add_attention(reader: Reader, ours: str, scope: str, heads: int, width: int,
 
     If several query heads share a key head, the rows of the key head are repeated for each of them.
     """
-    key_heads = 1 if reader.flag(f"{scope}/multi_query", False) else reader.whole(f"{scope}/num_heads_kv", heads)
+    key_heads = reader.whole(f"{scope}/num_heads_kv", heads)
     size = width // heads
     reader.require(f"{scope}/head_dim", size, default=size)
     reader.require(f"{scope}/queries_scale", size**-0.5, default=size**-0.5)
@@ -540,6 +540,4 @@ def token_ids(layout: Layout, settings: Mapping[str, Any], tokens: Sequence[str]
             "bad_words_ids": [[size - 1]],
         }
     padding = next((ids[token] for token in PADDING if token in ids), 0)
-    if layout.config.get("static_position_embeddings"):
-        padding = 0  # position 0 is encoded as this id plus one
     return fields | {"pad_token_id": padding, "decoder_start_token_id": ids[settings["decoder_start_token"]]}

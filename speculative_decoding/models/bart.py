@@ -39,7 +39,8 @@ class Family:
     embedding_norm: whether a norm follows the embedding.
     learned_positions: whether positions are learned; otherwise they are sinusoidal.
     defaults: Hugging Face's defaults for fields that config.json omits.
-    fairseq_sinusoids: whether sinusoids include the longest wavelength and encode position 0 as pad id + 1.
+    fairseq_sinusoids: whether sinusoids include the longest wavelength and encode position 0 as pad id + 1, or as 1 in
+        `OPENNMT`.
     """
 
     norm_first: bool
@@ -211,6 +212,13 @@ class BartConfig(TransformerConfig):
         return self.family.norm_first
 
     @property
+    def first_position(self) -> int:
+        """The number that encodes position 0 in sinusoids."""
+        if self.model_type == OPENNMT:
+            return 1
+        return self.pad_token_id + 1 if self.family.fairseq_sinusoids else 0
+
+    @property
     def embedding_scale(self) -> float:
         return self.d_model**0.5 if self.scale_embedding else 1.0
 
@@ -305,8 +313,9 @@ class BART(EncoderDecoder):
         if family.learned_positions:
             positions = LearnedPositions(config.max_position_embeddings, config.d_model, LEARNED_OFFSET)
         else:
-            first = config.pad_token_id + 1 if family.fairseq_sinusoids else 0
-            positions = SinusoidalPositions(config.d_model, first, includes_longest=family.fairseq_sinusoids)
+            positions = SinusoidalPositions(
+                config.d_model, config.first_position, includes_longest=family.fairseq_sinusoids
+            )
         return Stack(
             config.d_model, layers, positions, norm_first=family.norm_first, embedding_norm=family.embedding_norm
         )

@@ -397,12 +397,12 @@ def parts_of(array: np.ndarray, tensors: Mapping[str, np.ndarray]) -> list[list[
         best: list[Any] = [None, 0, 0]
         for name, tensor in same.items():
             flat = tensor.reshape(len(tensor), -1)
-            for start in np.flatnonzero((flat == array[at].reshape(-1)).all(axis=1)):
+            for start in map(int, np.flatnonzero((flat == array[at].reshape(-1)).all(axis=1))):
                 length = min(len(tensor) - start, len(array) - at)
                 equal = (tensor[start : start + length] == array[at : at + length]).reshape(length, -1).all(axis=1)
                 count = length if equal.all() else int(np.argmin(equal))
                 if count > best[2] - best[1]:
-                    best = [name, int(start), int(start) + count]
+                    best = [name, start, start + count]
         if best[0] is None:
             zero = array[at:].reshape(len(array) - at, -1).any(axis=1)
             count = len(zero) if not zero.any() else int(np.argmax(zero))
@@ -507,6 +507,7 @@ def write(entry: Mapping[str, Any], folder: Path, changes: Changes = {}) -> None
 
 
 def sources_of(entry: Mapping[str, Any]) -> list[list[int]]:
+    """Return the sources as a caller passes them to CTranslate2, which adds the end if config.json says so."""
     rng = np.random.RandomState(5)
     words = [i for i, token in enumerate(entry["tokens"]) if token.startswith("w")]
     sources = [[words[i] for i in rng.randint(0, len(words), length)] for length in LENGTHS]
@@ -572,8 +573,7 @@ def finish(case: Case, root: Path) -> dict[str, Any]:
 
 
 def attempt(case: Case, root: Path) -> tuple[dict[str, Any], list[str]]:
-    folder = root / "model"
-    folder.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=root))
     entry = record(case, folder)
     write(entry, folder)
     if entry["spec"] == "WhisperSpec":
