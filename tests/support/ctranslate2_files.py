@@ -1,7 +1,7 @@
 """Writes CTranslate2 folders: model.bin of versions 4 to 6, config.json and vocabularies. Needs only NumPy.
 
-`tools/goldens/make_ctranslate2_goldens.py` records the SHA-256 of the files that CTranslate2 writes for the same arrays.
-An array of uint16 contains the bits of bfloat16.
+tools/goldens/make_ctranslate2_goldens.py records the SHA-256 of the files that CTranslate2 writes for the same arrays. An
+array of uint16 contains the bits of bfloat16.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def bfloat16(array: Array) -> NDArray[np.uint16]:
 
 
 def quantized(variables: Mapping[str, Value], quantization: str | None) -> dict[str, Value]:
-    """Return variables of which all arrays in float32 are quantized or cast, as `_quantize` in CTranslate2's specs does.
+    """Quantize or cast all arrays in float32, as `_quantize` in CTranslate2's specs does.
 
     Weights in int8 have a scale for each row, and those in int16 have one scale.
     """
@@ -142,8 +142,10 @@ def variables_of(case: Mapping[str, Any], tensors: Mapping[str, Array]) -> dict[
         elif isinstance(parts[0], str):  # a table that the converter computed
             out[name] = np.frombuffer(base64.b64decode(parts[0]), "<f4").reshape(content)
         else:
-            rows = [np.zeros((stop, *content[1:]), np.float32) if tensor is None else tensors[tensor][start:stop]
-                    for tensor, start, stop in parts[0]]
+            rows = [
+                np.zeros((stop, *content[1:]), np.float32) if tensor is None else tensors[tensor][start:stop]
+                for tensor, start, stop in parts[0]
+            ]
             out[name] = np.concatenate(rows)
     return out
 

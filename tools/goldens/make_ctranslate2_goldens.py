@@ -181,7 +181,9 @@ def transformer(fields: Changes = {}, **options: Any) -> Callable[[int], Any]:  
 
     def build(seed: int) -> Any:
         chosen = {"biases": ALL_BIASES, "tables": "coder"} | options
-        arguments = {name: chosen.pop(name) for name in list(chosen) if name not in ("biases", "tables", "tied", "key_heads")}
+        arguments = {
+            name: chosen.pop(name) for name in list(chosen) if name not in ("biases", "tables", "tied", "key_heads")
+        }
         spec = transformer_spec.TransformerSpec.from_config(LAYERS, HEADS, **arguments)
         return fill(spec, seed, **chosen, fields=fields)
 
@@ -213,7 +215,7 @@ def t5(max_distance: int = 12, inner: int = WIDTH, **options: Any) -> Callable[[
         fill(spec, seed, inner=inner, tied=shared, fields=fields)
         for stack in (spec.encoder, spec.decoder):
             stack.scale_embeddings = False
-            for index, layer in enumerate(stack.layer):
+            for layer in stack.layer:
                 layer.self_attention.relative_attention_max_distance = np.int32(max_distance)
                 layer.self_attention.relative_attention_bias = stack.layer[0].self_attention.relative_attention_bias
                 layer.self_attention.queries_scale = 1.0
@@ -415,7 +417,7 @@ def parts_of(array: np.ndarray, tensors: Mapping[str, np.ndarray]) -> list[list[
 
 
 def array_of(value: Any) -> np.ndarray:
-    """Return a variable's array; bfloat16 as its bits. `value` is of the current version's specs, or of an older one."""
+    """Return the array of a variable of the current specs, or of older ones; bfloat16 as its bits."""
     if isinstance(value, model_spec.PyTorchVariable) and value.dtype == "bfloat16":
         return value.tensor.view(torch.int16).numpy().view(np.uint16)
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
@@ -430,7 +432,7 @@ def record(case: Case, folder: Path) -> dict[str, Any]:
         tokens = spec._vocabulary if is_speech else spec._vocabularies["source"][0]
     elif not any(spec._vocabularies.values()):
         for each in spec._vocabularies.values():
-            each.append(tokens if "<unk>" in tokens else [*tokens, "<unk>"])
+            each.append([*tokens, *(f"unused {i}" for i in range(VOCAB - len(tokens)))])
     spec.validate()
     before = {name: array_of(value).copy() for name, value in spec.variables(ordered=True)}
     spec.optimize(case.quantization)
@@ -566,6 +568,7 @@ def finish(case: Case, root: Path) -> dict[str, Any]:
     for seed in range(1, 400):
         entry, problems = attempt(replace(case, seed=seed), root)
         if not problems:
+            print(f"{case.name}: seed {seed}", flush=True)
             return entry
         if case.family is not None:
             break
@@ -596,13 +599,6 @@ def attempt(case: Case, root: Path) -> tuple[dict[str, Any], list[str]]:
                 is_same = decoded(entry, Path(other), case.prefix) == outputs
         if is_same:
             problems.append(f"{changes} changes nothing")
-    print(
-        f"{case.name}: seed {case.seed}, {len(kinds)} outputs, {distinct} distinct tokens, "
-        f"lengths {[*map(len, outputs)]}",
-        *problems,
-        sep="; ",
-        flush=True,
-    )
     return entry, problems
 
 
@@ -638,6 +634,8 @@ def cases(former_root: Path, work: Path) -> Iterator[Case]:
     yield Case("norm of embeddings", transformer(layernorm_embedding=True), toggles=[dict.fromkeys(norms)])
     yield Case("gated", transformer(ffn_glu=True, activation=activation.SWISH), toggles=[relu])
     yield Case("gated without biases", transformer(ffn_glu=True, biases="", pre_norm=False), toggles=[swish])
+    yield Case("RMS norms", transformer(rms_norm=True, layernorm_embedding=True))
+    yield Case("RMS norms after blocks", transformer(rms_norm=True, pre_norm=False, tables=""))
     yield Case("no biases", transformer(biases=""))
     yield Case("some biases", transformer(biases=SOME_BIASES))
     table = random_array(0, "positions", (POSITIONS, WIDTH))
@@ -666,13 +664,20 @@ def cases(former_root: Path, work: Path) -> Iterator[Case]:
     yield Case("version 4, revision 4", former(old), version=4, toggles=toggles)
     variants = {"pre_norm": False, "activation": 2, "layernorm_embedding": True}
     fields = {"with_target_bos": False, "eos_token": "w7"}
-    yield Case("version 5, revision 4", former(old, fields, **variants), version=5, toggles=[{"with_target_bos": int8(1)}])
+    yield Case(
+        "version 5, revision 4", former(old, fields, **variants), version=5, toggles=[{"with_target_bos": int8(1)}]
+    )
     yield Case("version 5, revision 5", former(former_root / "3.1.0", activation=1), version=5, toggles=[relu])
     yield Case("version 4, revision 7", transformer(), version=4)
     yield Case("version 5, revision 7, int16", transformer(), version=5, quantization="int16")
     for family in ("bart", "mbart", "marian", "m2m_100", "pegasus", "t5", "flan-t5", "mt5", *WHISPERS):
         yield Case(family, converted(family), family=family, prefix=PREFIXES.get(family, ()))
-    for family, quantization in (("m2m_100", "int8"), ("whisper", "int8_float16"), ("t5", "int16"), ("marian", "float16")):
+    for family, quantization in (
+        ("m2m_100", "int8"),
+        ("whisper", "int8_float16"),
+        ("t5", "int16"),
+        ("marian", "float16"),
+    ):
         name = f"{family} in {quantization}"
         yield Case(name, converted(family), quantization=quantization, family=family, prefix=PREFIXES.get(family, ()))
 
