@@ -120,7 +120,7 @@ def read_header(path: Path) -> Header:
     version = cursor.scalar("<I")
     if version not in VERSIONS:
         known = ", ".join(map(str, VERSIONS))
-        raise cursor.error(f"unsupported version {version} (expected {known}); convert the original model again")
+        raise file.error(f"unsupported version {version} (expected {known}); convert the original model again")
     spec = cursor.string()
     revision = cursor.scalar("<I")
 

@@ -5,13 +5,11 @@ tools/goldens/make_ctranslate2_goldens.py records both. It also checks that outp
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from safetensors.numpy import load_file
 
 from speculative_decoding import CheckpointError, checkpoints, generate, load
 from speculative_decoding.loading.conversion import convert
@@ -28,48 +25,16 @@ from speculative_decoding.loading.load import Storage, build_model, checked_gene
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.source import AudioFrames
 from tests.parity.test_scoring import Numbers, text_of
-from tests.support.ctranslate2_files import (
-    Value,
-    model_bytes,
-    quantized,
-    random_array,
-    variables_of,
-    write_folder,
-)
+from tests.support.ctranslate2_cases import CASES, write
+from tests.support.ctranslate2_files import random_array
 from tests.support.device import within
 from tests.support.paths import GOLDENS
 from tests.support.tiny import TOKENIZER, tiny_head
 
-CASES: Mapping[str, Any] = {
-    case["name"]: case for case in json.loads(gzip.decompress((GOLDENS / "ctranslate2/cases.json.gz").read_bytes()))
-}
 TEXTS = [name for name, case in CASES.items() if case["spec"] == "TransformerSpec"]
 SPEECH = [name for name in CASES if name not in TEXTS]
 FAMILIES = [name for name, case in CASES.items() if case["family"] == name]  # converted in float32
 ERROR = 2e-4  # of log-probabilities in float32
-
-
-@cache
-def variables(name: str) -> Mapping[str, Value]:
-    case = CASES[name]
-    tensors = {} if case["family"] is None else load_file(GOLDENS / case["family"] / "model.safetensors")
-    return quantized(variables_of(case, tensors), case["quantization"])
-
-
-def write(name: str, folder: Path, changes: Mapping[str, Value | None] | None = None, **fields: Any) -> Path:
-    """Write the folder of a case.
-
-    Args:
-        changes: Other values of variables. None removes one.
-        fields: Other fields of config.json, or arguments of `model_bytes`.
-    """
-    case = CASES[name]
-    values = {key: value for key, value in (variables(name) | dict(changes or {})).items() if value is not None}
-    form = {key: fields.pop(key, case[key]) for key in ("spec", "revision", "aliases", "version")}
-    config = case["config"] | fields
-    return write_folder(
-        folder, model_bytes(variables=values, **form), config or None, case["tokens"], case["vocabulary"]
-    )
 
 
 def opened(folder: Path, storage: Storage | None = None) -> EncoderDecoder:
@@ -134,6 +99,14 @@ def test_transcripts_equal_those_of_ctranslate2(name: str, tmp_path: Path) -> No
 
 # Equality with the model that was converted.
 
+# Errors of CTranslate2's converter: it writes one number of heads for both stacks. With transformers 5, it also writes
+# the output scale of tied T5 models for untied ones.
+CORRECTIONS: Mapping[str, dict[str, Any]] = {
+    "bart": {"decoder/num_heads": np.int16(4)},
+    "flan-t5": {"decoder/scale_outputs": None},
+    "mt5": {"decoder/scale_outputs": None},
+}
+
 
 def original(name: str) -> EncoderDecoder:
     """Open the Hugging Face model of which a case is the conversion.
@@ -150,7 +123,7 @@ def original(name: str) -> EncoderDecoder:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_parameters_equal_those_of_the_converted_model(name: str, tmp_path: Path) -> None:
-    found, expected = opened(write(name, tmp_path)), original(name)
+    found, expected = opened(write(name, tmp_path, CORRECTIONS.get(name))), original(name)
     ours, theirs = (dict(tree_flatten(model.parameters())) for model in (found, expected))
     tables = {f"{stack}.positions.weight" for stack in ("encoder", "decoder")}
     assert ours.keys() ^ theirs.keys() <= tables
@@ -165,14 +138,14 @@ def test_parameters_equal_those_of_the_converted_model(name: str, tmp_path: Path
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_outputs_equal_those_of_the_converted_model(name: str, tmp_path: Path) -> None:
     """Greedy outputs, samples and beams, with the generation config of the CTranslate2 folder."""
-    found, expected = opened(write(name, tmp_path)), original(name)
+    found, expected = opened(write(name, tmp_path, CORRECTIONS.get(name))), original(name)
     expected.generation_config = found.generation_config
     prefix = text_of(CASES[name].get("prefix", ()))
     if found.audio is None:
         prompts: list[Any] = [text_of(source) for source in CASES[name]["sources"][1:]]
     else:
         length, bins = found.audio.window_frames, found.audio.num_mel_bins
-        prompts = [AudioFrames(mx.array(random_array(index, "frames", (length, bins)))) for index in range(2)]
+        prompts = [AudioFrames(mx.array(random_array(index, "frames", (length, bins)))) for index in range(4)]
     for options in ({}, {"temperature": 1.0, "seed": 5}, {"num_beams": 4}):
         outputs = [
             [
@@ -199,8 +172,8 @@ def with_tokenizer(folder: Path, tokens: Sequence[str]) -> Path:
 def test_converted_folders_equal_the_original(name: str, tmp_path: Path) -> None:
     folder = with_tokenizer(write(name, tmp_path / "ct2"), CASES[name]["tokens"])
     for storage in (Storage("float32"), Storage("float32", 4, 32)):
-        if storage.quantize and not can_be_quantized(name):
-            continue
+        if storage.quantize and name != "t5":
+            continue  # no layer is wide enough
         path = convert(str(folder), tmp_path / str(storage), storage)
         quantize = {"quantize": storage.quantize, "group_size": 32} if storage.quantize else {}
         converted, found = load(path).model, load(folder, **quantize).model  # type: ignore[arg-type]
@@ -209,11 +182,6 @@ def test_converted_folders_equal_the_original(name: str, tmp_path: Path) -> None
         assert storage.quantize is None or any(path.endswith("scales") for path in ours)
         assert converted.config == found.config
         assert converted.generation_config == found.generation_config and converted.audio == found.audio
-
-
-def can_be_quantized(name: str) -> bool:
-    """Return whether a layer's rows divide into groups of 32."""
-    return name == "t5"
 
 
 def test_alignment_heads_and_suppressed_tokens_of_a_whisper(tmp_path: Path) -> None:
@@ -237,9 +205,7 @@ def test_drafts_on_a_ctranslate2_target(tmp_path: Path) -> None:
     source = CASES["bart"]["sources"][3]
     options: dict[str, Any] = {"max_tokens": 12, "num_draft_tokens": 3}
     expected = load(folder).generate(source, drafter="none", **options).tokens
-    for draft in (tmp_path / "head", tmp_path / "hf", "self-8bit"):
-        if draft == "self-8bit":
-            continue  # the layers of the tiny model are too narrow
+    for draft in (tmp_path / "head", tmp_path / "hf"):
         assert load(folder, draft=draft).generate(source, drafter="model", **options).tokens == expected
     assert load(tmp_path / "hf", draft=folder).generate(source, drafter="model", **options).tokens
 
@@ -403,7 +369,7 @@ def test_refused_variants_of_t5_and_whisper(tmp_path: Path) -> None:
     beta = dict.fromkeys((f"{ATTENTION}/layer_norm/beta", "decoder/layer_norm/beta"), NORM)
     assert refusal(write("T5", tmp_path / "b", beta)).startswith("a relative attention bias with layer norms")
     scaled = {"decoder/scale_embeddings": np.int8(1)}
-    assert refusal(write("T5", tmp_path / "c", scaled)).startswith("'encoder/scale_embeddings' is not") is False
+    assert refusal(write("T5", tmp_path / "c", scaled)).startswith("'decoder/scale_embeddings' is not supported")
     assert refusal(write("whisper", tmp_path / "d", scaled)).startswith("'decoder/scale_embeddings' is not supported")
     assert refusal(write("whisper", tmp_path / "e", {"decoder/activation": np.int8(2)})).startswith(
         "'decoder/activation'"

@@ -1,7 +1,7 @@
 """Writes CTranslate2 folders: model.bin of versions 4 to 6, config.json and vocabularies. Needs only NumPy.
 
-tools/goldens/make_ctranslate2_goldens.py records the SHA-256 of the files that CTranslate2 writes for the same arrays. An
-array of uint16 contains the bits of bfloat16.
+tools/goldens/make_ctranslate2_goldens.py records the SHA-256 of the files that CTranslate2 writes for equal arrays.
+An array of uint16 contains the bits of bfloat16.
 """
 
 from __future__ import annotations
