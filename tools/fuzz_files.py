@@ -5,9 +5,9 @@
 
 Each format is tested in a separate process, with limits on additional address space and on CPU time per file (2 s). The
 tool prints one line per format. File i depends only on the format, the seed and i, so failures are reproducible. For
-the formats "config", "tokenizer", "side" and "head", folders are loaded whose small files are damaged
-(tests/support/damaged_folders.py). "audio" needs PyAV, which decodes recordings of five formats in C. Documents are
-decoded with the identity function.
+the formats "config", "tokenizer", "side", "head" and "vocabulary", folders are loaded whose small files are damaged
+(tests/support/damaged_folders.py); those of "vocabulary" are CTranslate2's. "audio" needs PyAV, which decodes
+recordings of five formats in C. Documents are decoded with the identity function.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from safetensors.numpy import save
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from speculative_decoding.checkpoints.base import Checkpoint
+from speculative_decoding.checkpoints.ctranslate2 import read_ctranslate2
 from speculative_decoding.checkpoints.gguf import gguf_config, read_gguf
 from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.checkpoints.safetensors import read_safetensors
@@ -57,13 +58,16 @@ from tests.support.checkpoint_files import (
     zip_bytes,
 )
 from tests.support.damaged_folders import (
+    damaged_ctranslate2,
     load_and_use,
+    open_ctranslate2,
     use_head,
     use_tokenizer,
     write_damaged_folder,
     write_damaged_head,
     write_damaged_side_file,
     write_damaged_tokenizer,
+    write_damaged_vocabulary,
 )
 from tests.support.paths import GOLDENS
 
@@ -212,6 +216,12 @@ def read_gguf_and_config(path: Path) -> Checkpoint:
     return read_gguf(path)
 
 
+def any_ctranslate2(rng: Random) -> bytes:
+    """Return a model.bin with damaged bytes, or with wrong variables, or both."""
+    data = damaged_ctranslate2(rng)
+    return mutate(data, rng) if rng.random() < 0.5 else data
+
+
 @dataclass(frozen=True)
 class Format:
     """A format: `read` reads a file and returns whether all tensors were readable; `write` writes a damaged file."""
@@ -272,6 +282,7 @@ FORMATS = {
     "zip": of_bytes(read_torch, lambda rng: damaged_torch("zip", rng)),
     "legacy": of_bytes(read_torch, lambda rng: damaged_torch("legacy", rng)),
     "gguf": of_bytes(read_gguf_and_config, lambda rng: mutate(GGUF, rng)),
+    "ctranslate2": of_bytes(read_ctranslate2, any_ctranslate2),
     "safetensors": of_bytes(read_safetensors, lambda rng: mutate(SAFETENSORS, rng)),
     "npz": of_bytes(
         read_npz, lambda rng: zipped([Entry(f"{name}.npy", npy(array)) for name, array in ARRAYS.items()], rng)
@@ -280,6 +291,7 @@ FORMATS = {
     "tokenizer": Format(use_tokenizer, write_damaged_tokenizer),
     "spiece": Format(use_tokenizer, write_damaged_spiece),
     "side": Format(use_tokenizer, write_damaged_side_file),
+    "vocabulary": Format(open_ctranslate2, write_damaged_vocabulary),
     "head": Format(use_head, write_damaged_head),
 }
 

@@ -30,7 +30,7 @@ from tests.support.checkpoint_files import (
 )
 from tools.fuzz_files import FORMATS, failure, fuzz_in_subprocess, write_damaged
 
-TOKENIZERS, FOLDERS = ("tokenizer", "spiece"), ("config", "head")
+TOKENIZERS, FOLDERS = ("tokenizer", "spiece"), ("config", "head", "vocabulary")
 FILES = tuple(name for name in FORMATS if name not in (*TOKENIZERS, *FOLDERS))
 
 

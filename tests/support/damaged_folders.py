@@ -20,14 +20,17 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from speculative_decoding import load
 from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.loading.canonical_tokenizer import canonical_tokenizer
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.draft_head import write_draft_head
-from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.load import BUNDLED, Storage, build_model, checked_generation_config, read_folder
 from speculative_decoding.loading.tokenizer import load_tokenizer
+from tests.support.ctranslate2_cases import CASES, variables, write
+from tests.support.ctranslate2_files import Value, model_bytes, stored, write_folder
 from tests.support.paths import GOLDENS as GOLDENS_FOLDER
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_head, tiny_model
 
@@ -245,6 +248,100 @@ def write_damaged_side_file(folder: Path, rng: Random) -> None:
             content = replaced(content, rng)
         text = json.dumps(content).encode("utf-8", "replace")
     chosen.write_bytes(damaged_text(text, rng) if rng.random() < 0.2 or chosen.suffix == ".txt" else text)
+
+
+CTRANSLATE2 = (
+    "pre-norm",
+    "zero start",
+    "int8",
+    "int16",
+    "T5, tied, with wide heads",
+    "whisper",
+    "version 5, revision 4",
+)
+
+
+def hostile_value(value: Value, rng: Random) -> Value | None:
+    """Return another value of a variable, or None to remove it."""
+    array = stored(value)
+    numbers = (0, 1, -1, 2, 3, 7, 127, 1 << 15, (1 << 31) - 1, -(1 << 31))
+    others: list[Value | None] = [
+        None,
+        np.int32(rng.choice(numbers)),
+        np.float32(rng.choice((0.0, 1e30, float("nan"), float("inf"), 0.5))),
+        np.zeros((0,), np.float32),
+        array[None],
+        array.reshape(-1),
+        array.astype(rng.choice((np.float16, np.int8, np.int16, np.int32, np.float32)))
+        if np.isfinite(array).all()
+        else None,
+        "x" * rng.choice((0, 1, 5000)),
+    ]
+    if array.ndim:
+        others += [array[:-1], np.concatenate([array, array]), array * 0]
+    if array.ndim == 2:
+        others += [array.T.copy(), array[:, :-1].copy()]
+    return rng.choice(others)
+
+
+def damaged_ctranslate2(rng: Random) -> bytes:
+    """Return a valid model.bin with other variables or aliases."""
+    case = CASES[rng.choice(CTRANSLATE2)]
+    values = dict(variables(case["name"]))
+    names = sorted(values)
+    attributes = [name for name in names if stored(values[name]).size <= 1]
+    for _ in range(rng.choice((0, 1, 1, 2, 4))):
+        name = rng.choice(attributes if rng.random() < 0.4 else names)
+        new = hostile_value(values[name], rng) if name in values else None
+        values.pop(name, None)
+        if new is not None:
+            values[name if rng.random() < 0.9 else rng.choice((*names, "", "a/" * 100, "\ud7ff\n"))] = new
+    aliases = list(case["aliases"])
+    for _ in range(rng.choice((0, 0, 1, 3))):
+        aliases.append((rng.choice((*names, "new")), rng.choice((*names, "new", "missing"))))
+    rng.shuffle(aliases)
+    numbers = [rng.choice((case[name],) * 60 + (0, 1, 5, 255)) for name in ("revision", "version")]
+    spec = rng.choice((case["spec"],) * 60 + ("", "WhisperSpec", "TransformerSpec", "x" * 60000))
+    return model_bytes(spec, numbers[0], values, aliases, numbers[1])
+
+
+def write_damaged_vocabulary(folder: Path, rng: Random) -> None:
+    """Write a CTranslate2 model with damage in its vocabulary or config.json."""
+    case = CASES[rng.choice(CTRANSLATE2)]
+    kind = rng.choice((".json", ".json", ".txt"))
+    name = case["vocabulary"].replace(".json", kind)
+    write(case["name"], folder)
+    (folder / case["vocabulary"]).unlink()
+    write_folder(folder, (folder / "model.bin").read_bytes(), None, case["tokens"], name)
+    config = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"} | case["config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    damaged = folder / rng.choice((name, "config.json"))
+    if rng.random() < 0.06:
+        damaged.unlink()
+        if rng.random() < 0.8:
+            strange_file(damaged, rng)
+        return
+    text = damaged.read_bytes()
+    if damaged.suffix == ".json":
+        content = json.loads(text)
+        for _ in range(rng.choice((1, 1, 3))):
+            content = replaced(content, rng)
+        text = json.dumps(content).encode("utf-8", "replace")
+    damaged.write_bytes(damaged_text(text, rng) if rng.random() < 0.2 or damaged.suffix == ".txt" else text)
+
+
+def open_ctranslate2(folder: Path) -> bool:
+    """Open a folder without its tokenizer, and decode two tokens from its decoder."""
+    raw, checkpoint = read_folder(folder)
+    model, raw, checkpoint = build_model(raw, checkpoint, Storage("float32"))
+    checked_generation_config(folder, raw, model)
+    model.load_checkpoint(checkpoint)
+    start = model.config.decoder_start_token_id
+    assert 0 <= start < model.config.vocab_size
+    if model.audio is None:
+        encoded = model.encode_rows([[start, model.config.eos_token_ids[0]]])[0]
+        mx.eval(model.decode(mx.array([[start, start]], mx.uint32), model.make_cache(encoded)))
+    return True
 
 
 def use_tokenizer(folder: Path) -> bool:
