@@ -8,6 +8,7 @@ translation to Hugging Face's names is in `ctranslate2_layout`.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,11 @@ from .mapped import Cursor, MappedFile
 
 VERSIONS = (4, 5, 6)
 DTYPES = (mx.float32, mx.int8, mx.int16, mx.int32, mx.float16, mx.bfloat16)  # in the order of their numbers
+PATTERNS = dict(zip(DTYPES, ("<f", "<b", "<h", "<i", "<e", "<H"), strict=True))  # of numbers, for `struct`
 QUANTIZED = (mx.int8, mx.int16)
-MAX_VARIABLES = 200_000
+MAX_VARIABLES = 1 << 16
 MAX_RANK = 4
-MAX_STRING = 4096  # bytes in a string attribute
+MAX_STRING = 4096  # bytes in a name or a string attribute
 INT16_SCALE = 1000.0  # of files that do not store the scales of int16 weights
 SCALES = "_scale"  # the suffix of the variable with a weight's scales
 CHUNK_ELEMENTS = 1 << 22  # elements to convert at a time
@@ -88,8 +90,8 @@ class HeaderCursor(Cursor):
     def string(self) -> str:
         """Read a string: its length with the zero byte at its end, and its bytes."""
         size = self.scalar("<H")
-        if size == 0:
-            raise self.error("a string has no end")
+        if not 0 < size <= MAX_STRING:
+            raise self.error(f"a string of {size} bytes (expected 1 to {MAX_STRING}, with a zero byte at its end)")
         return self.text(size).removesuffix("\0")
 
     def count(self, limit: int, what: str) -> int:
@@ -155,7 +157,10 @@ def attribute(file: MappedFile, variable: Variable) -> int | float | str | None:
     """Return the value of a scalar or of a string, which is stored as a vector of int8; None for other variables."""
     (shape, dtype), location = (variable.info.shape, variable.info.dtype), variable.location
     if not shape:
-        return file.array(variable.info, location).item()  # type: ignore[return-value]
+        (value,) = struct.unpack_from(PATTERNS[dtype], file.data, location.start)
+        if dtype == mx.bfloat16:  # the upper half of a float32
+            (value,) = struct.unpack("<f", struct.pack("<I", value << 16))
+        return value
     if len(shape) == 1 and dtype == mx.int8 and shape[0] <= MAX_STRING:
         return file.data[location.start : location.stop].decode("utf-8", "replace")
     return None

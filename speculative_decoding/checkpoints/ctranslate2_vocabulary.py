@@ -11,8 +11,8 @@ from .files import open_regular
 SPEECH = ("vocabulary.json", "vocabulary.txt")  # of Whisper
 SHARED = ("shared_vocabulary.json", "shared_vocabulary.txt")
 SEPARATE = ("source_vocabulary.json", "source_vocabulary.txt", "source_1_vocabulary.json", "source_1_vocabulary.txt")
-MAX_BYTES = 64 << 20
-MAX_TOKENS = 1 << 22
+MAX_BYTES = 32 << 20
+MAX_TOKENS = 1 << 20
 MAX_TOKEN = 4096  # bytes; see `MAX_PIECE` in loading/tokenizer_checks.py
 
 
@@ -47,7 +47,12 @@ def read_vocabulary(path: Path, unknown: str) -> list[str]:
     with open_regular(path, MAX_BYTES) as file:
         data = file.read(MAX_BYTES)
     try:
-        tokens = json_tokens(data) if path.suffix == ".json" else text_tokens(data)
+        is_json = path.suffix == ".json"
+        if (
+            data.count(b"," if is_json else b"\n") > 2 * MAX_TOKENS
+        ):  # a bound that needs no memory; tokens may be commas
+            raise ValueError(f"more than {MAX_TOKENS} tokens")
+        tokens = json_tokens(data) if is_json else text_tokens(data)
         if not 0 < len(tokens) <= MAX_TOKENS:
             raise ValueError(f"{len(tokens)} tokens, expected 1 to {MAX_TOKENS}")
         if max(map(len, tokens)) > MAX_TOKEN:

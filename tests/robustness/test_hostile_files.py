@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from speculative_decoding import checkpoints
 from speculative_decoding.checkpoints.json_text import parse_json_object
 from speculative_decoding.errors import InputError
@@ -37,6 +39,8 @@ from tests.support.checkpoint_files import (
     state_dict,
     zip_bytes,
 )
+from tests.support.ctranslate2_cases import CASES, variables
+from tests.support.ctranslate2_files import model_bytes
 from tests.support.paths import ROOT
 from tests.support.tiny import TOKENIZER
 
@@ -194,6 +198,59 @@ GGUF = {
 }
 
 
+def model_bin(variables: int, rest: bytes, spec: bytes = b"\x10\x00TransformerSpec\x00") -> bytes:
+    return struct.pack("<I", 6) + spec + struct.pack("<II", 7, variables) + rest
+
+
+def named_array(name: bytes, shape: tuple[int, ...], dtype: int, nbytes: int, data: bytes = b"") -> bytes:
+    head = struct.pack("<H", len(name) + 1) + name + b"\0"
+    return head + struct.pack(f"<B{len(shape)}IBI", len(shape), *shape, dtype, nbytes) + data
+
+
+def alias(name: bytes, of: bytes) -> bytes:
+    return b"".join(struct.pack("<H", len(each) + 1) + each + b"\0" for each in (name, of))
+
+
+NO_ALIASES = struct.pack("<I", 0)
+SCALAR = named_array(b"a", (), 1, 1, b"\x01")
+OVERFLOW = (1 << 16, 1 << 16)  # the size in bytes is 0 in 32 bits
+CTRANSLATE2 = {
+    "variables": model_bin(HUGE, b""),
+    "variables, below the limit": model_bin(60_000, SCALAR),
+    "aliases": model_bin(1, SCALAR + struct.pack("<I", HUGE)),
+    "a name": model_bin(1, b"\xff\xffa"),
+    "a name that is empty": model_bin(1, b"\x00\x00"),
+    "a spec": model_bin(0, b"", b"\xff\xffT"),
+    "dimensions": model_bin(1, b"\x02\x00a\x00\xc8" + b"\x01\x00\x00\x00" * 200),
+    "a dimension": model_bin(1, named_array(b"a", ((1 << 32) - 1,), 0, 4)),
+    "an overflow": model_bin(1, named_array(b"a", OVERFLOW, 1, 0) + NO_ALIASES),
+    "a large overflow": model_bin(1, named_array(b"a", ((1 << 31) - 1,) * 4, 0, 4) + NO_ALIASES),
+    "bytes": model_bin(1, named_array(b"a", (HUGE // 4,), 0, HUGE // 4 * 4)),
+    "bytes of another size": model_bin(1, named_array(b"a", (4,), 0, 4, bytes(16)) + NO_ALIASES),
+    "a dtype": model_bin(1, named_array(b"a", (4,), 200, 4, bytes(4)) + NO_ALIASES),
+    "an alias of nothing": model_bin(0, struct.pack("<I", 1) + alias(b"a", b"b")),
+    "aliases in a circle": model_bin(0, struct.pack("<I", 2) + alias(b"a", b"b") + alias(b"b", b"a")),
+    "aliases of aliases": model_bin(
+        1, SCALAR + struct.pack("<I", 2000) + b"".join(alias(b"a" * (i + 2), b"a" * (i + 1)) for i in range(2000))
+    ),
+    "thousands of variables": model_bin(
+        5000, b"".join(named_array(b"encoder/%d" % i, (), 1, 1, b"\x01") for i in range(5000)) + NO_ALIASES
+    ),
+    "one variable for all layers": model_bin(
+        1,
+        named_array(b"a", (1, 1), 0, 4, bytes(4))
+        + struct.pack("<I", 4000)
+        + b"".join(
+            alias(b"%s/layer_%d/self_attention/linear_0/weight" % (stack, i), b"a")
+            for stack in (b"encoder", b"decoder")
+            for i in range(2000)
+        ),
+    ),
+    "weights without rows": model_bin(1, named_array(b"decoder/embeddings/weight", (0, 16), 0, 0) + NO_ALIASES),
+    "a weight without scales": model_bin(1, named_array(b"a", (2, 2), 1, 4, bytes(4)) + NO_ALIASES),
+}
+
+
 PATTERNS = {"nested": "(" * DEPTH, "long": "a|" * LONG, "counted": "a{268435455}" * 9}
 
 
@@ -233,6 +290,17 @@ def small_files() -> Iterator[tuple[str, str, Mapping[str, bytes]]]:
         yield "a size in a zip", "weights", {"weights.npz": whole[:at] + struct.pack("<L", HUGE) + whole[at + 4 :]}
     for group, raw in GGUF.items():
         yield f"GGUF: {group}", "weights", {"model.gguf": raw}
+    for group, raw in CTRANSLATE2.items():
+        yield f"CTranslate2: {group}", "weights", {"model.bin": raw}
+    model = model_bytes("TransformerSpec", 7, variables("pre-norm"), CASES["pre-norm"]["aliases"])
+    lists = (deep("[", "]").encode(), b'["' + b"x" * LONG + b'"]', b"[" + b'"",' * 9 * LONG + b'""]', b'{"a": 1}', b"")
+    for raw in lists:
+        yield "a vocabulary of CTranslate2", "folder", {"model.bin": model, "shared_vocabulary.json": raw}
+    for raw in (b"\n" * 9 * LONG, b"\xff", b"x" * LONG):
+        yield "a vocabulary of CTranslate2", "folder", {"model.bin": model, "shared_vocabulary.txt": raw}
+    for name, value in (("decoder/num_heads", np.int32((1 << 31) - 1)), ("encoder/num_heads", np.int32(-1))):
+        changed = model_bytes("TransformerSpec", 7, variables("pre-norm") | {name: value})
+        yield "heads of CTranslate2", "weights", {"model.bin": changed}
     for kind, more in {"WordLevel": {}, "BPE": {"merges": []}}.items():
         model = {"type": kind, "vocab": {"<unk>": 0, "a": HUGE}, "unk_token": "<unk>"} | more
         yield "an id of a token", "tokenizer", {"tokenizer.json": json.dumps(TOKENIZER | {"model": model}).encode()}
