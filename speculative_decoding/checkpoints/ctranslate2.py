@@ -253,11 +253,3 @@ class CTranslate2Checkpoint(Checkpoint):
             for name in (first, second)
         ]
         return locations[0] == locations[1] or super().is_same(first, second)
-
-
-def read_ctranslate2(path: Path) -> Checkpoint:
-    """Open a model.bin with Hugging Face's tensor names. Raises `CheckpointError` if it is damaged or unsupported."""
-    from .ctranslate2_layout import layout_of
-
-    header = read_header(path)
-    return CTranslate2Checkpoint(header, layout_of(header).tensors)

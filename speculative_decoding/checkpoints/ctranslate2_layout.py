@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CheckpointError
-from .ctranslate2 import SCALES, Header, Rows, Tensor, read_header
+from .base import Checkpoint
+from .ctranslate2 import SCALES, CTranslate2Checkpoint, Header, Rows, Tensor, read_header
 from .ctranslate2_vocabulary import find_speech_vocabulary, find_vocabulary, read_vocabulary
 from .files import read_json_object
 
@@ -451,9 +452,10 @@ def add_t5_stack(reader: Reader, stack: str, sizes: Sizes, *, is_gated: bool) ->
     reader.add_norm(f"{stack}.final_layer_norm", f"{stack}/layer_norm", has_bias=False)
 
 
-def read_layout(path: Path) -> tuple[Header, Layout]:
+def read_ctranslate2(path: Path) -> Checkpoint:
+    """Open a model.bin with Hugging Face's tensor names. Raises `CheckpointError` if it is damaged or unsupported."""
     header = read_header(path)
-    return header, layout_of(header)
+    return CTranslate2Checkpoint(header, layout_of(header).tensors)
 
 
 def ctranslate2_config(path: Path) -> dict[str, Any]:
@@ -463,7 +465,8 @@ def ctranslate2_config(path: Path) -> dict[str, Any]:
 
     Raises `CheckpointError` if a file of the folder is damaged, missing or not supported.
     """
-    header, layout = read_layout(path)
+    header = read_header(path)
+    layout = layout_of(header)
     given = read_json_object(file) if (file := path.with_name("config.json")).exists() else {}
     if layout.config["model_type"] == "whisper":
         fields = {ours: given[name] for name, ours in SPEECH_FIELDS.items() if given.get(name) is not None}

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..errors import InputError
 from .tokenizer_checks import check_tokenizer_json
@@ -58,6 +58,27 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary: ...
+
+
+class UnknownToken(int):
+    """The id of `<unk>`, with the piece of the source that it translates."""
+
+    def __new__(cls, token: int, piece: str) -> UnknownToken:
+        created = super().__new__(cls, token)
+        created.piece = piece
+        return created
+
+    piece: str
+
+
+@runtime_checkable
+class ReplacingTokenizer(Protocol):
+    """A tokenizer whose `decode` returns the text of an `UnknownToken`'s piece."""
+
+    unknown_id: int
+
+    def source_pieces(self, text: str) -> dict[int, str]:
+        """Return the pieces of a text by their positions in the result of `encode`. Unknown ones are included."""
 
 
 class Vocabulary:
