@@ -19,6 +19,7 @@ from typing import Any
 from ..checkpoints.files import open_regular, read_json_object
 from ..errors import InputError
 from ..sampling.options import short_repr
+from .ctranslate2_tokenizer import SEPARATE_MODELS, SHARED_MODELS, WAY_OUT, ModelVocabulary, read_ctranslate2
 from .hub import require_address
 from .languages import Languages
 from .sentencepiece_tokenizer import read_sentencepiece
@@ -42,19 +43,44 @@ MODEL_TYPE = re.compile(rb'"model"\s*:\s*\{\s*"type"\s*:\s*"(\w+)"')
 
 def read_reference(folder: Path) -> FolderTokenizer:
     """Read a folder's tokenizer. tokenizer.json takes precedence over other vocabularies. Raises `InputError`."""
-    check_files(folder)
+    vocabulary = ModelVocabulary.find(folder)
+    check_files(folder, vocabulary)
     check_contents(folder)
-    if not (folder / "tokenizer.json").is_file() and (tokenizer := read_sentencepiece(folder)) is not None:
-        return tokenizer
-    return read_with_transformers(folder)
+    if not (folder / "tokenizer.json").is_file():
+        if (tokenizer := read_model_files(folder, vocabulary)) is not None:
+            return tokenizer
+        if vocabulary is not None:
+            require_files(folder, vocabulary)
+    tokenizer = read_with_transformers(folder)
+    if vocabulary is not None:
+        vocabulary.check(tokenizer)
+    return tokenizer
 
 
-def check_files(folder: Path) -> None:
+def read_model_files(folder: Path, vocabulary: ModelVocabulary | None) -> FolderTokenizer | None:
+    """Read the files of a folder without its tokenizer.json. Returns None if transformers must read them."""
+    return read_sentencepiece(folder) if vocabulary is None else read_ctranslate2(folder, vocabulary)
+
+
+def require_files(folder: Path, vocabulary: ModelVocabulary) -> None:
+    """Raise `InputError` if a CTranslate2 folder has no tokenizer files that transformers reads."""
+    if (
+        not (folder / "vocab.json").is_file()
+        and not (folder / "vocab.txt").is_file()
+        and tokenizer_class(folder) is None
+    ):
+        needed = ", ".join(("tokenizer.json", *SHARED_MODELS, " and ".join(SEPARATE_MODELS)))
+        raise InputError(
+            f"{folder}: found {vocabulary.path.name}, but no tokenizer (expected one of {needed})", way_out=WAY_OUT
+        )
+
+
+def check_files(folder: Path, vocabulary: ModelVocabulary | None = None) -> None:
     """Raise `InputError` for a folder without tokenizer files, or with files that are too large or hostile."""
     found = [folder / name for name in TOKENIZER_FILES if (folder / name).exists()]
     for path in found:
         open_regular(path, MAX_FILE_BYTES).close()
-    if not found and tokenizer_class(folder) != BYTES:
+    if not found and vocabulary is None and tokenizer_class(folder) != BYTES:
         raise InputError(f"{folder}: no tokenizer found; add tokenizer.json, or the files that it was made from")
     for path in found:
         if path.name in SIDE_FILES:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # imported at run time only for tokenizers with language toke
 
 # Every file that a tokenizer may use.
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm", "target.spm")
+CTRANSLATE2 = ("shared_vocabulary.json", "shared_vocabulary.txt")  # defines the ids of a SentencePiece model's pieces
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -31,6 +32,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "vocab.txt",
     "dict.txt",
+    *CTRANSLATE2,
 )
 MAX_IDS = 1 << 24
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
