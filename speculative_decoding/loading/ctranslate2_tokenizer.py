@@ -26,7 +26,7 @@ from .sentencepiece_tokenizer import (
     read_model,
 )
 from .tokenizer_base import FolderTokenizer, tokenizer_errors
-from .tokenizer_settings import settings_of, tokenizer_class
+from .tokenizer_settings import family_config, settings_of, tokenizer_class
 
 # One model for sources and outputs, or one for each
 SHARED_MODELS = ("sentencepiece.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
@@ -86,6 +86,19 @@ class ModelVocabulary:
     def lacks_padding(self) -> bool:
         """Whether the decoder starts from zeros in place of a token, as Marian's does."""
         return self.config.get("pad_token_id") == len(self.tokens)
+
+    def family_config(self, folder: Path) -> dict[str, str]:
+        """Return `tokenizer_settings.family_config` of a folder without a SentencePiece model.
+
+        Without a tokenizer class, tokenizer.json is read unchanged, whatever the family. BART's other files have no
+        class in their folder.
+        """
+        fields = family_config(folder)
+        fields.pop("model_type", None)
+        files = all((folder / name).is_file() for name in ("vocab.json", "merges.txt"))
+        if not fields and files and not (folder / "tokenizer.json").is_file() and list(self.tokens[:4]) == FAIRSEQ:
+            return {"model_type": "bart"}
+        return fields
 
     def check(self, tokenizer: FolderTokenizer, *, is_whole: bool = False) -> None:
         """Raise `InputError` unless the ids of a tokenizer have the same meaning in the vocabulary.

@@ -50,8 +50,8 @@ def read_reference(folder: Path) -> FolderTokenizer:
         if (tokenizer := read_model_files(folder, vocabulary)) is not None:
             return tokenizer
         if vocabulary is not None:
-            require_files(folder, vocabulary)
-    tokenizer = read_with_transformers(folder)
+            require_class(folder, vocabulary)
+    tokenizer = read_with_transformers(folder, vocabulary)
     if vocabulary is not None:
         vocabulary.check(tokenizer)
     return tokenizer
@@ -62,17 +62,14 @@ def read_model_files(folder: Path, vocabulary: ModelVocabulary | None) -> Folder
     return read_sentencepiece(folder) if vocabulary is None else read_ctranslate2(folder, vocabulary)
 
 
-def require_files(folder: Path, vocabulary: ModelVocabulary) -> None:
-    """Raise `InputError` if a CTranslate2 folder has no tokenizer files that transformers reads."""
-    if (
-        not (folder / "vocab.json").is_file()
-        and not (folder / "vocab.txt").is_file()
-        and tokenizer_class(folder) is None
-    ):
-        needed = ", ".join(("tokenizer.json", *SHARED_MODELS, " and ".join(SEPARATE_MODELS)))
-        raise InputError(
-            f"{folder}: found {vocabulary.path.name}, but no tokenizer (expected one of {needed})", way_out=WAY_OUT
+def require_class(folder: Path, vocabulary: ModelVocabulary) -> None:
+    """Raise `InputError` if nothing tells how to read the files beside a CTranslate2 vocabulary."""
+    if not vocabulary.family_config(folder):
+        found = ", ".join(
+            {vocabulary.path.name: None} | {name: None for name in TOKENIZER_FILES if (folder / name).is_file()}
         )
+        needed = ", ".join(("tokenizer.json", *SHARED_MODELS, " and ".join(SEPARATE_MODELS)))
+        raise InputError(f"{folder}: found {found}, but no tokenizer (expected one of {needed})", way_out=WAY_OUT)
 
 
 def check_files(folder: Path, vocabulary: ModelVocabulary | None = None) -> None:
@@ -104,7 +101,7 @@ def check_contents(folder: Path) -> None:
                 check(path.read_bytes())
 
 
-def read_with_transformers(folder: Path) -> FolderTokenizer:
+def read_with_transformers(folder: Path, vocabulary: ModelVocabulary | None = None) -> FolderTokenizer:
     """Read a folder with `AutoTokenizer`.
 
     The class that a folder names, or that its `model_type` implies, always builds one type of model, such as BPE.
@@ -118,7 +115,7 @@ def read_with_transformers(folder: Path) -> FolderTokenizer:
     stated = stated_model(folder / "tokenizer.json")
     classes: list[Any] = [AutoTokenizer] if stated is None else [AutoTokenizer, PreTrainedTokenizerFast]
     reason = ""
-    with data_only(folder) as data, quiet():
+    with data_only(folder, vocabulary) as data, quiet():
         for each in classes:
             try:
                 loaded = each.from_pretrained(data, local_files_only=True, trust_remote_code=False)
@@ -161,12 +158,12 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def data_only(folder: Path) -> Iterator[Path]:
+def data_only(folder: Path, vocabulary: ModelVocabulary | None = None) -> Iterator[Path]:
     """Yield a folder with only a tokenizer's data: no Python files, and no fields that name code or other files."""
     with ExitStack() as stack:
         try:
             data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            copy_data(folder, data)
+            copy_data(folder, data, vocabulary)
         except OSError as error:
             raise InputError(
                 f"{folder}: its tokenizer's files cannot be copied to a temporary folder ({error.strerror or error})",
@@ -175,7 +172,7 @@ def data_only(folder: Path) -> Iterator[Path]:
         yield data
 
 
-def copy_data(folder: Path, data: Path) -> None:
+def copy_data(folder: Path, data: Path, vocabulary: ModelVocabulary | None = None) -> None:
     """Copy the files that define a tokenizer, leaving out fields that name code or other files."""
     for path in (folder / name for name in TOKENIZER_FILES if (folder / name).is_file()):
         if path.name == "tokenizer_config.json":
@@ -187,7 +184,8 @@ def copy_data(folder: Path, data: Path) -> None:
             (data / path.name).write_bytes(content.removeprefix(BOM_UTF8))
         else:
             (data / path.name).symlink_to(path.resolve())
-    (data / "config.json").write_text(json.dumps(family_config(folder)), encoding="utf-8")
+    family = family_config(folder) if vocabulary is None else vocabulary.family_config(folder)
+    (data / "config.json").write_text(json.dumps(family), encoding="utf-8")
 
 
 def with_tokens_of_version_5(path: Path) -> dict[str, Any]:
