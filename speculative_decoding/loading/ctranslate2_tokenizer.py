@@ -25,7 +25,7 @@ from .sentencepiece_tokenizer import (
     pieces_of,
     read_model,
 )
-from .tokenizer_base import FolderTokenizer, tokenizer_errors
+from .tokenizer_base import FolderTokenizer, Tokenizer, tokenizer_errors
 from .tokenizer_settings import family_config, settings_of, tokenizer_class
 
 # One model for sources and outputs, or one for each
@@ -100,7 +100,7 @@ class ModelVocabulary:
             return {"model_type": "bart"}
         return fields
 
-    def check(self, tokenizer: FolderTokenizer, *, is_whole: bool = False) -> None:
+    def check(self, tokenizer: Tokenizer, *, is_whole: bool = False) -> None:
         """Raise `InputError` unless the ids of a tokenizer have the same meaning in the vocabulary.
 
         Fillers may have any meaning.
