@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+from tokenizers import Tokenizer as Tokenizers
+from tokenizers import models
 
 from speculative_decoding import InputError
 from speculative_decoding.checkpoints import ctranslate2_vocabulary
-from speculative_decoding.loading import manifest, tokenizer_base
+from speculative_decoding.loading import ctranslate2_tokenizer, manifest, tokenizer_base
 from speculative_decoding.loading.canonical_tokenizer import (
     HARD_TEXTS,
     added_tokens,
@@ -22,6 +24,7 @@ from speculative_decoding.loading.canonical_tokenizer import (
     texts_with,
     write_tokenizer,
 )
+from speculative_decoding.loading.load import check_tokenizer
 from speculative_decoding.loading.tokenizer import Tokenizer, load_tokenizer
 from speculative_decoding.loading.tokenizer_base import FolderTokenizer
 from tests.support.ctranslate2_folders import (
@@ -300,3 +303,80 @@ def converted(folder: Path, output: Path) -> Path:
 
 def test_downloads_include_the_vocabulary() -> None:
     assert tokenizer_base.CTRANSLATE2 == ctranslate2_vocabulary.SHARED
+
+
+# Other tokenizer files, and other tokenizers
+
+
+def folder_with(folder: Path, tokens: Sequence[str], *files: Path, **fields: Any) -> Path:
+    folder.mkdir()
+    write_vocabulary(folder, tokens)
+    (folder / "config.json").write_text(json.dumps(config_for(tokens, **fields)))
+    for path in files:
+        shutil.copyfile(path, folder / path.name)
+    return folder
+
+
+JSON = {"nllb": ["madeupword0"], "mbart50_fast": [], "bart_added": ["madeupword0"]}
+
+
+@pytest.mark.parametrize("family", JSON)
+def test_tokenizer_json_is_read_without_a_model_type(family: str, tmp_path: Path) -> None:
+    """The families in `JSON` have a tokenizer.json that states all special tokens. Fillers may follow them."""
+    expected = loaded(FOLDERS[family])
+    tokens = vocabulary_of(expected) + JSON[family]
+    tokenizer = load_tokenizer(folder_with(tmp_path / "folder", tokens, FOLDERS[family] / "tokenizer.json"))
+    assert tokenizer.languages == expected.languages
+    assert tokenizer.vocabulary.pieces == expected.vocabulary.pieces
+    text = "The house is wonderful."
+    assert tokenizer.encode(text) == expected.encode(text)
+    ids = expected.encode_output(text)
+    assert tokenizer.encode_output(text) == ids and tokenizer.decode(ids) == expected.decode(ids)
+
+
+def test_the_other_files_of_bart_are_read(tmp_path: Path) -> None:
+    tokens = vocabulary_of(loaded(FOLDERS["bart"]))
+    folder = folder_with(
+        tmp_path / "folder", tokens, *(FOLDERS["bart"] / name for name in ("vocab.json", "merges.txt"))
+    )
+    require_equal(load_tokenizer(folder), loaded(FOLDERS["bart"]))
+
+
+def test_ids_of_tokenizer_json_must_agree_with_the_vocabulary(tmp_path: Path) -> None:
+    tokens = vocabulary_of(loaded(FOLDERS["nllb"]))
+    tokens[100], tokens[101] = tokens[101], tokens[100]
+    folder = folder_with(tmp_path / "folder", tokens, FOLDERS["nllb"] / "tokenizer.json")
+    require_error(folder, "shared_vocabulary.json", f"token 100 is {tokens[100]!r}", "--tokenizer FOLDER")
+
+
+@pytest.mark.parametrize(("token", "agrees"), [("<|nospeech|>", True), ("<|startoflm|>", False)])
+def test_the_vocabulary_of_a_whisper_is_checked(
+    token: str, agrees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its special token for silence has been renamed."""
+    words = {"a": 0, "b": 1, "<|nocaptions|>": 2}
+    backend = Tokenizers(models.BPE(words, []))
+    folder = folder_with(tmp_path / "folder", ["</s>"])
+    (folder / "shared_vocabulary.json").unlink()
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "vocabulary.json").write_text(json.dumps(["a", "b", token, "<|endoftext|>"]))
+    (folder / "model.bin").touch()
+    monkeypatch.setattr(ctranslate2_tokenizer, "read_config", lambda folder: {"model_type": "whisper"})
+    if agrees:
+        assert load_tokenizer(folder).encode("ab") == [0, 1]
+    else:
+        require_error(folder, "vocabulary.json: token 2 is", "--tokenizer FOLDER")
+
+
+def test_files_that_determine_no_tokenizer_are_named(tmp_path: Path) -> None:
+    tokens = family_tokens("marian")
+    folder = folder_with(tmp_path / "folder", tokens, FOLDERS["marian"] / "vocab.json")
+    require_error(folder, "found shared_vocabulary.json, vocab.json, but no tokenizer", "--tokenizer FOLDER")
+
+
+def test_a_tokenizer_from_elsewhere_must_agree_with_the_vocabulary(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "folder", family_tokens("marian"))
+    check_tokenizer(loaded(FOLDERS["marian"]), folder)
+    with pytest.raises(InputError, match="shared_vocabulary.json: token 0 is '</s>', but in the tokenizer it is"):
+        check_tokenizer(loaded(FOLDERS["t5"]), folder)
+    check_tokenizer(loaded(FOLDERS["t5"]), FOLDERS["marian"])  # a folder of Hugging Face has no such vocabulary
