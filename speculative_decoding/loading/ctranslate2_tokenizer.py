@@ -26,7 +26,7 @@ from .sentencepiece_tokenizer import (
     read_model,
 )
 from .tokenizer_base import FolderTokenizer, Tokenizer, tokenizer_errors
-from .tokenizer_settings import family_config, settings_of, tokenizer_class
+from .tokenizer_settings import GENERAL_CLASSES, family_config, settings_of, tokenizer_class
 
 # One model for sources and outputs, or one for each
 SHARED_MODELS = ("sentencepiece.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
@@ -41,6 +41,7 @@ OPENNMT = ""  # the class name of `OpenNmtTokenizer`, which no folder names
 SAME = ({"<|nospeech|>", "<|nocaptions|>"},)  # tokens of Whisper that have been renamed
 LEAST_KNOWN = 0.5  # the share of SentencePiece's pieces that a vocabulary made from them has at least
 ARGOS = "metadata.json"  # of an Argos package
+MAX_LANGUAGES = 1 << 11  # the input is split at these tokens; NLLB-200 has 202
 WAY_OUT = Message("name a folder with the model's own tokenizer: {tokenizer} FOLDER")
 
 
@@ -132,16 +133,16 @@ def read_ctranslate2(folder: Path, vocabulary: ModelVocabulary) -> FolderTokeniz
     """
     shared = [name for name in SHARED_MODELS if (folder / name).is_file()]
     separate = [name for name in SEPARATE_MODELS if (folder / name).is_file()]
-    if len(separate) == 1 and not shared:
+    if len(separate) == 1:
         missing = next(name for name in SEPARATE_MODELS if name not in separate)
         raise InputError(f"{folder}: found {separate[0]}, but {missing} is missing", way_out=WAY_OUT)
     if not shared and not separate:
         return None
     name = tokenizer_class(folder)
-    if name is not None and name not in CLASSES:
-        return None
-    if name is None:
+    if name in GENERAL_CLASSES:
         name = class_of(vocabulary, folder)
+    elif name not in CLASSES:
+        return None
     chosen = CLASSES.get(name, OpenNmtTokenizer)
     own = [chosen.model_file] if chosen.model_file in (*shared, *separate) else []
     first = (own or shared or separate)[0]
@@ -194,6 +195,8 @@ def settings_for(name: str, vocabulary: ModelVocabulary, folder: Path, model_fil
         count = len(pieces_of(read_model(folder / model_file)))
         # A piece of the model may look like a language token, so only tokens that follow the pieces count.
         languages = [token for token, index in ids.items() if index >= count and re.fullmatch(form, token)]
+        if len(languages) > MAX_LANGUAGES:
+            raise InputError(f"{vocabulary.path}: has {len(languages)} language tokens (expected <= {MAX_LANGUAGES})")
         if settings.additional() is None:
             options["additional_special_tokens"] = languages
         added = {ids[token]: Token(token, special=True) for token in languages} | added
@@ -208,8 +211,11 @@ def settings_for(name: str, vocabulary: ModelVocabulary, folder: Path, model_fil
         for key, token in named.items():
             if isinstance(token, str) and token in ids:
                 options.setdefault(key, token)
+        prefix = config.get("forced_bos_token_id")
+        if type(prefix) is int and 0 <= prefix < len(vocabulary.tokens):
+            options["additional_special_tokens"] = [vocabulary.tokens[prefix]]
     if name == OPENNMT:
-        options |= opennmt_options(vocabulary, ids, folder)
+        options |= opennmt_options(vocabulary, ids, options.get("additional_special_tokens", []))
     return replace(settings, options=options, added=added)
 
 
@@ -224,17 +230,13 @@ def number_of_extra_ids(tokens: Sequence[str]) -> int:
     return 0 if list(tokens[:2]) == ["<extra_id_0>", "<extra_id_1>"] else count
 
 
-def opennmt_options(vocabulary: ModelVocabulary, ids: Mapping[str, int], folder: Path) -> dict[str, Any]:
-    """Return the options of an `OpenNmtTokenizer`."""
+def opennmt_options(vocabulary: ModelVocabulary, ids: Mapping[str, int], special: Sequence[str]) -> dict[str, Any]:
+    """Return the options of an `OpenNmtTokenizer`. special: Special tokens in addition to the usual ones."""
     config = vocabulary.config
     if (end := config.get("eos_token")) not in ids:
         raise InputError(f"{vocabulary.path}: has no end token {end!r}", way_out=WAY_OUT)
-    special = [BLANK] if BLANK in ids else []
-    prefix = config.get("forced_bos_token_id")
-    if type(prefix) is int and 0 <= prefix < len(vocabulary.tokens):
-        special.append(vocabulary.tokens[prefix])
     return {
-        "additional_special_tokens": special,
+        "additional_special_tokens": [*special, *([BLANK] if BLANK in ids else [])],
         "add_bos_token": config.get("add_source_bos") is True,
         "add_eos_token": config.get("add_source_eos") is True,
     }

@@ -74,6 +74,15 @@ def test_a_vocabulary_and_a_model_give_the_tokenizer_of_the_hugging_face_folder(
     require_equal(tokenizer, reference(family, tmp_path / "hugging_face"))
 
 
+@pytest.mark.parametrize("name", ["t5_added", "t5_flags", "t5_once", "mbart50_added", "nllb_bare", "m2m_100", "mbart"])
+def test_settings_beside_the_model_are_used(name: str, tmp_path: Path) -> None:
+    """Users may also copy tokenizer_config.json and similar files."""
+    tokens = vocabulary_of(loaded(FOLDERS[name]))
+    files = [path for path in FOLDERS[name].iterdir() if path.name not in ("config.json", "golden.json", "vocab.json")]
+    fields = {"model_type": "t5", "bos_token": "<pad>"} if name.startswith("t5") else {}
+    require_equal(load_tokenizer(folder_with(tmp_path / "folder", tokens, *files, **fields)), loaded(FOLDERS[name]))
+
+
 @pytest.mark.parametrize("family", ["nllb", "m2m_100", "mbart50"])
 def test_the_default_language_is_english(family: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_folder(tmp_path / "folder", family))
@@ -167,6 +176,18 @@ def test_a_target_prefix_is_no_text(tmp_path: Path) -> None:
     assert tokenizer.decode([prefix, *house]) == "house" and prefix not in tokenizer.encode("__de__ house")
 
 
+def test_a_target_prefix_of_marian_is_no_text(tmp_path: Path) -> None:
+    """Argos Translate has packages of such models. One SentencePiece model reads sources and outputs."""
+    folder, tokens = opennmt_folder(tmp_path / "folder", argos=True, first=["</s>", "<unk>"], last=[">>deu<<"])
+    fields = config_for(tokens, forced_bos_token_id=len(tokens) - 1)
+    assert fields["pad_token_id"] == len(tokens)
+    (folder / "config.json").write_text(json.dumps(fields))
+    tokenizer = load_tokenizer(folder)
+    house = [tokens.index(piece) for piece in SentencePieceProcessor(str(SPIECE)).encode("the house", out_type=str)]
+    assert tokenizer.encode("the house") == tokenizer.encode_output("the house") == [*house, 0]
+    assert tokenizer.decode([len(tokens) - 1, *house, 0, len(tokens)]) == "the house"
+
+
 def test_sources_and_outputs_may_have_models_of_their_own(tmp_path: Path) -> None:
     folder, tokens = opennmt_folder(tmp_path / "folder")
     (folder / "sentencepiece.model").rename(folder / "source.spm")
@@ -238,6 +259,12 @@ def test_an_added_token_of_unknown_kind_is_rejected(family: str, tmp_path: Path)
 def test_a_source_of_unknown_form_is_rejected(tmp_path: Path) -> None:
     folder, _ = opennmt_folder(tmp_path / "folder", first=["<s>", "<pad>", "</s>", "<unk>"])
     require_error(folder, "special tokens", "--tokenizer FOLDER")
+
+
+def test_a_vocabulary_of_languages_is_rejected(tmp_path: Path) -> None:
+    languages = [f"{a}{b}{c}_Xx" for a in "abcdefghijklm" for b in "abcdefghijklm" for c in "abcdefghijklm"]
+    folder = spoiled(tmp_path, "nllb", family_tokens("nllb") + languages)
+    require_error(folder, "shared_vocabulary.json: has 2399 language tokens (expected <= 2048)")
 
 
 def test_a_small_overlap_is_rejected(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from speculative_decoding import InputError, load
 from speculative_decoding.cli.main import prompt_parser
 from speculative_decoding.cli.parser import flags_from
 from speculative_decoding.cli.run_config import DraftFlags, ModelFlags, make_run_config
-from speculative_decoding.loading.load import BUNDLED, open_model
+from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.load import BUNDLED, Storage, open_model
 from speculative_decoding.loading.pair import ModelPair, fingerprint, open_pair
 from tests.support.ctranslate2_folders import family_tokens, write_vocabulary
 from tests.support.tokenizers import FOLDERS, loaded
@@ -74,3 +75,8 @@ def test_a_tokenizer_that_contradicts_the_vocabulary_of_the_model_is_rejected(tm
     assert load(folder, tokenizer=OTHER).tokenizer.encode(TEXT) == loaded(OTHER).encode(TEXT)
     with pytest.raises(InputError, match=r"shared_vocabulary.json: token 0 is '<pad>', but .*: tokenizer FOLDER$"):
         load(folder, tokenizer=FOLDERS["marian"])
+    with pytest.raises(InputError, match=r"shared_vocabulary.json: token 0 is '<pad>'"):
+        convert(str(folder), tmp_path / "output", tokenizer=str(FOLDERS["marian"]))
+    assert not (tmp_path / "output").exists()
+    output = convert(str(folder), tmp_path / "output", Storage("float32"), tokenizer=str(OTHER))
+    assert load(output).tokenizer.encode(TEXT) == loaded(OTHER).encode(TEXT)
