@@ -85,6 +85,7 @@ def load(
     group_size: int | None = None,
     gguf_file: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
     store: str | os.PathLike[str] | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
     memory: str | os.PathLike[str] | TranslationMemory | None = None,
@@ -110,6 +111,7 @@ def load(
             comes from the folder. Without a config.json, the metadata of the GGUF file is used.
         adapter: A LoRA adapter for the target, saved by PEFT: a folder, or a name on the Hub. The adapter is merged
             into the weights, and its tokenizer is used if it has one.
+        tokenizer: A folder, or the name of a model on the Hub, whose tokenizer replaces the target's own.
         store: A file with texts to copy drafts from; it need not exist yet. `session.ngram.store`, a `TextStore`, adds
             the text of each request, and its method `save` writes the file.
         draft_vocabulary: The tokens that the draft may propose; None means all.
@@ -134,6 +136,7 @@ def load(
         group_size=group_size,
         gguf_file=gguf_file,
         adapter=adapter,
+        tokenizer=tokenizer,
     )
     check_drafter(options.drafter, pair.draft)
     return load_session(

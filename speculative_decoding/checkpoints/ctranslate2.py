@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .base import MAX_DIMENSION, Checkpoint, TensorInfo
-from .mapped import Cursor, MappedFile
+from .cursor import Cursor
+from .mapped import MappedFile
 
 VERSIONS = (4, 5, 6)
 DTYPES = (mx.float32, mx.int8, mx.int16, mx.int32, mx.float16, mx.bfloat16)  # in the order of their numbers

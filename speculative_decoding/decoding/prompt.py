@@ -78,7 +78,7 @@ def unknown_replacement(
     model: EncoderDecoder, tokenizer: Tokenizer, source: Source, prefix: Sequence[int]
 ) -> Replace | None:
     """Return what replaces unknown tokens of an output; None if the tokenizer is of another model."""
-    from ..loading.tokenizer_base import ReplacingTokenizer
+    from ..loading.unknown_tokens import ReplacingTokenizer
     from .unknowns import UnknownReplacement
 
     if not isinstance(source, TextTokens) or not isinstance(tokenizer, ReplacingTokenizer):

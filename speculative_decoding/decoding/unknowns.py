@@ -10,7 +10,7 @@ from functools import cached_property
 
 import mlx.core as mx
 
-from ..loading.tokenizer_base import ReplacingTokenizer, UnknownToken
+from ..loading.unknown_tokens import ReplacingTokenizer, UnknownToken
 from ..models.base import EncoderDecoder
 from ..models.source import TextTokens
 

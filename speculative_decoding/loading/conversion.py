@@ -26,6 +26,7 @@ from .load import (
     WEIGHTS,
     Storage,
     build_model,
+    check_tokenizer,
     checked_generation_config,
     local_folder,
     model_folders,
@@ -35,6 +36,7 @@ from .load import (
 )
 from .lookup import NoFolder, download, require_hub_name
 from .names import MODELS, model_name
+from .tokenizer import load_tokenizer
 
 Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, total bytes
 
@@ -76,6 +78,8 @@ def convert(
         facts["adapter"] = converted
     tokenizer_files = tokenizer_folder(folder, config, tokenizer, opened_adapter)
     proven_tokenizer = canonical_tokenizer(tokenizer_files)
+    if tokenizer_files != folder:
+        check_tokenizer(proven_tokenizer or load_tokenizer(tokenizer_files), folder)
     model, raw, checkpoint = build_model(config, original, storage)
     checked_generation_config(folder, raw, model)
     sources = checked_sources(model, checkpoint)

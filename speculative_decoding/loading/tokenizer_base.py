@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import InputError
 from .tokenizer_checks import check_tokenizer_json
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # imported at run time only for tokenizers with language toke
 
 # Every file that a tokenizer may use.
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm", "target.spm")
+CTRANSLATE2 = ("shared_vocabulary.json", "shared_vocabulary.txt")  # defines the ids of a SentencePiece model's pieces
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -31,6 +32,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "vocab.txt",
     "dict.txt",
+    *CTRANSLATE2,
 )
 MAX_IDS = 1 << 24
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -58,27 +60,6 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary: ...
-
-
-class UnknownToken(int):
-    """The id of `<unk>`, with the piece of the source that it translates."""
-
-    def __new__(cls, token: int, piece: str) -> UnknownToken:
-        created = super().__new__(cls, token)
-        created.piece = piece
-        return created
-
-    piece: str
-
-
-@runtime_checkable
-class ReplacingTokenizer(Protocol):
-    """A tokenizer whose `decode` returns the text of an `UnknownToken`'s piece."""
-
-    unknown_id: int
-
-    def source_pieces(self, text: str) -> dict[int, str]:
-        """Return the pieces of a text by their positions in the result of `encode`. Unknown ones are included."""
 
 
 class Vocabulary:

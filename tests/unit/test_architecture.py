@@ -52,7 +52,13 @@ EXTENSION_POINTS = {
 }
 TOP_LEVEL_MODULES = 13
 PARAMETERS = 8
-PARAMETERS_MAY_BE_MORE = {"session.load", "generate.batch_generate"}  # users write its arguments by name
+# Users write the arguments of the first two by name. The others pass on those of `load`, also by name.
+PARAMETERS_MAY_BE_MORE = {
+    "session.load",
+    "generate.batch_generate",
+    "loading.pair.open_pair",
+    "loading.load.open_model",
+}
 
 NOW, LATE, TYPING = "when the module is imported", "in a function", "for type checkers"
 
@@ -189,6 +195,7 @@ MAY_KNOW_FAMILIES = {
     "doctor.kernel_checks",
     "loading.tokenizer_settings",
     "loading.canonical_tokenizer",
+    "loading.ctranslate2_tokenizer",
     "checkpoints.gguf",
     "checkpoints.ctranslate2_layout",
 }
