@@ -59,16 +59,13 @@ def read(folder: Path, gguf: Path | None = None) -> Checkpoint:
 
 def read_config(folder: Path, gguf: Path | None = None) -> dict[str, Any]:
     """Return the parsed config.json, or derive its fields from a CTranslate2 model or the metadata of a GGUF file."""
-    path = folder / "config.json"
-    config = read_json_object(path) if path.exists() else {}
-    if "model_type" in config:
-        return config
     if gguf is None and (weights := find_ctranslate2(folder)) is not None:
         from .ctranslate2_layout import ctranslate2_config
 
         return ctranslate2_config(weights)
+    path = folder / "config.json"
     if path.exists():
-        return config
+        return read_json_object(path)
     if (gguf := gguf or find_gguf(folder)) is None:
         raise CheckpointError(f"{folder}: no config.json found; name the folder of a model")
     from .gguf import gguf_config

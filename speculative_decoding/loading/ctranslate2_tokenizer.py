@@ -27,6 +27,7 @@ from .sentencepiece_tokenizer import (
 )
 from .tokenizer_base import FolderTokenizer, Tokenizer, tokenizer_errors
 from .tokenizer_settings import GENERAL_CLASSES, family_config, settings_of, tokenizer_class
+from .unknown_tokens import UnknownToken
 
 # One model for sources and outputs, or one for each
 SHARED_MODELS = ("sentencepiece.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
