@@ -15,6 +15,7 @@ from ..drafters.draft_text import DraftText, TextFollower
 from ..errors import InputError, note
 from ..loading.language_map import language_tags, matching_language, tag_language
 from ..loading.pair import DraftPrompt
+from ..loading.task_prefixes import only_languages
 from ..loading.tokenizer import REPLACEMENT, Tokenizer
 from ..models.base import EncoderDecoder
 from ..models.source import Source
@@ -110,8 +111,9 @@ class PromptReader:
         if not codes:
             return None, None
         known = self._target.tokenizer.languages or self._target.model.task_prefixes
-        source = self._prompt.src_lang or self._matching("src_lang", options.src_lang if known else None)
-        target = self._prompt.tgt_lang or self._matching("tgt_lang", options.tgt_lang if known else tag)
+        own = only_languages(self._target.model.task_prefixes)
+        source = self._prompt.src_lang or self._matching("src_lang", (options.src_lang or own[0]) if known else None)
+        target = self._prompt.tgt_lang or self._matching("tgt_lang", (options.tgt_lang or own[1]) if known else tag)
         if target is None:
             try:
                 first_token(self._draft.model, self._draft.tokenizer, None)
