@@ -99,8 +99,8 @@ def prepared(
         raise UnknownOption("unknown option", error.field, way_out) from None
     prefix = prefix or language_prefix(session.model, session.tokenizer, chosen.src_lang, chosen.tgt_lang)
     reading = replace(reading, unit=effective_unit(reading))
-    own = only_languages(session.model.task_prefixes)
-    src_lang, tgt_lang = chosen.src_lang or own[0], chosen.tgt_lang or own[1]
+    known = only_languages(session.model.task_prefixes)
+    src_lang, tgt_lang = chosen.src_lang or known[0], chosen.tgt_lang or known[1]
     language, target = source_language(src_lang, prefix), target_language(tgt_lang, prefix)
     match = None
     if uses_matches:

@@ -28,9 +28,8 @@ from ..runs.places import atomic_directory, folded, require_space, sync
 from .names import ARCHIVE, ARGOS
 
 MODEL = "model/model.bin"
-WANTED = (METADATA, "sentencepiece.model", "bpe.model", MODEL, "model/config.json") + tuple(
-    f"model/{name}" for name in (*SHARED, *SEPARATE)
-)
+VOCABULARIES = tuple(f"model/{name}" for name in (*SHARED, *SEPARATE))
+WANTED = (METADATA, "sentencepiece.model", "bpe.model", MODEL, "model/config.json", *VOCABULARIES)
 ROOT = re.compile(r"\w[\w .+-]{0,99}")  # the names of packages, such as translate-en_de-1_9
 REGULAR = (0, stat.S_IFREG, stat.S_IFDIR)  # 0: the archive does not say
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -49,7 +48,7 @@ def package_folder(name: str) -> Path:
 
     name: An archive's path, or `ARGOS` and the languages or the name of an installed package.
     """
-    return installed(name) if name.startswith(ARGOS) else unpacked(Path(name))
+    return installed(name) if name.lower().startswith(ARGOS) else unpacked(Path(name))
 
 
 def unpacked(path: Path) -> Path:
@@ -171,13 +170,13 @@ def installed(name: str) -> Path:
     Raises `InputError` if no package matches, or several packages for different languages do. Of several versions for
     the same languages, the newest is used.
     """
-    wanted = name.removeprefix(ARGOS)
+    wanted = name[len(ARGOS) :]
     folders = package_folders()
     found = [path for folder in folders for path in subfolders(folder)]
     if same_name := [path for path in found if path.name == wanted]:
         return same_name[0]
     packages = [*readable(found)]
-    matching = [each for each in packages if wanted in (each.code, f"{TRANSLATE}-{each.pair}")]
+    matching = [each for each in packages if wanted in (each.code or None, f"{TRANSLATE}-{each.pair}")]
     matching = matching or [each for each in packages if normalized(each.pair) == normalized(wanted)]
     if not matching:
         raise not_installed(name, packages, folders)

@@ -77,11 +77,19 @@ class BpeTokenizer(FolderTokenizer):
         words = (self._output if as_output else self._source).words(text)
         if len(self._bpe.cache) > MAX_CACHED:
             self._bpe.cache.clear()
-        pieces = self._bpe.segment_tokens(words)
-        ids = [self._ids.get(piece, self._unknown) for piece in pieces]
+        ids = [self._ids.get(piece, self._unknown) for word in words for piece in self._pieces(word)]
         if not add_special_tokens:
             return ids
         return [*ids, self._end] if as_output else [*self._before, *ids, *self._after]
+
+    def _pieces(self, word: str) -> list[str]:
+        """Split a word into pieces. The parts of a very long word are split separately."""
+        pieces: list[str] = []
+        for start in range(0, len(word), MAX_WORD):
+            if pieces:
+                pieces[-1] += CONTINUES.strip()
+            pieces += self._bpe.segment_tokens([word[start : start + MAX_WORD]])
+        return pieces
 
     def _decode(self, tokens: list[int]) -> str:
         pieces = self.vocabulary.pieces

@@ -24,7 +24,7 @@ from ..models.device import emulates_bfloat16, on_gpu
 from ..models.generation_config import GenerationConfig
 from ..subpackages import has_subpackage
 from . import manifest
-from .names import MODELS, SNAPSHOTS, is_package_name, model_name, name_of_cache_folder, shown_name
+from .names import MODELS, PACKAGE, SNAPSHOTS, model_name, name_of_cache_folder, shown_name
 from .task_prefixes import task_prefixes
 from .tokenizer import load_tokenizer
 from .tokenizer_base import TOKENIZER_FILES, Tokenizer
@@ -378,7 +378,7 @@ def local_folder(path_or_name: str | os.PathLike[str]) -> Path | None:
                     f"model {str(path)!r} is a folder of the Hub's cache", way_out=f"name the model, {name}"
                 )
             return folder
-    if is_package_name(name := str(path)):
+    if PACKAGE.match(name := str(path)):
         from .argos import package_folder
 
         return package_folder(name)

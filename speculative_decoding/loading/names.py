@@ -12,6 +12,7 @@ CACHED = "models--"  # the Hub's cache has models--google--flan-t5-base/snapshot
 SNAPSHOTS = "snapshots"
 ARGOS = "argos:"  # before the name of an installed Argos Translate package, such as argos:en_de
 ARCHIVE = ".argosmodel"  # the suffix of a package that is not installed
+PACKAGE = re.compile(rf"{ARGOS}|.*{re.escape(ARCHIVE)}\Z", re.IGNORECASE | re.DOTALL)
 UNPACKED = re.compile(r"[0-9a-f]{64}")  # an unpacked package is in a folder named after the hash of its archive
 # Names of models that were published before the Hub had organisations. The Hub redirects these names.
 FORMER_NAMES = {f"t5-{size}": f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")}
@@ -21,11 +22,6 @@ def is_hub_name(name: str) -> bool:
     """Return whether the name has a form that is valid on the Hub: organisation/model, or just model."""
     is_valid = len(name) <= MAX_CHARACTERS and not name.endswith(".git") and "--" not in name and ".." not in name
     return is_valid and HUB_NAME.fullmatch(name) is not None
-
-
-def is_package_name(name: str) -> bool:
-    """Return whether a name is that of an Argos Translate package: argos:en_de, or a file with the suffix `ARCHIVE`."""
-    return name.startswith(ARGOS) or name.lower().endswith(ARCHIVE)
 
 
 def other_names(name: str) -> list[str]:

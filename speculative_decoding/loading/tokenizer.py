@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +73,12 @@ def continuation_text(tokenizer: Tokenizer, tokens: Sequence[int], more: Sequenc
     return text
 
 
+def without_start(text: str, start: str) -> str:
+    """Return the text after the part in which it agrees with `start`."""
+    same = next((i for i, (one, other) in enumerate(zip(text, start, strict=False)) if one != other), len(start))
+    return text[same:]
+
+
 WINDOW = 8  # ids that are decoded together; each new window requires a second call to the tokenizer
 MAX_WINDOW = 64  # the upper limit, for ids that have no complete text
 
@@ -120,7 +125,7 @@ class StreamingDetokenizer:
     def finish(self) -> str:
         """Return the remaining text, even if it ends with an incomplete character."""
         text = self._decode(self._window)
-        text = text[len(commonprefix([self._start, text])) if self._waits else self._returned :]
+        text = without_start(text, self._start) if self._waits else text[self._returned :]
         return text if self._clean_up is None else self._clean_up.add(text) + self._clean_up.finish()
 
     def _add(self, token: int) -> str:
