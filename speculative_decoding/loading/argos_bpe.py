@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from io import BytesIO, TextIOWrapper
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +122,11 @@ def read_merges(path: Path) -> Any:
     with open_regular(path, MAX_FILE_BYTES) as file:
         data = file.read(MAX_FILE_BYTES)
     try:
-        lines = data.decode("utf-8").rstrip("\n").split("\n")
-        merges = lines[1:] if lines[0].startswith("#version:") else lines
+        text = TextIOWrapper(BytesIO(data), "utf-8").read()  # also converts the ends of lines
+        merges = (text.partition("\n")[2] if text.startswith("#version:") else text).rstrip("\n").split("\n")
         if any(len(line.strip("\r\n ").split(" ")) != 2 for line in merges):  # subword-nmt would exit
             raise ValueError("a line does not consist of two pieces")
-        bpe = BPE(TextIOWrapper(BytesIO(data), "utf-8"))
+        bpe = BPE(StringIO(text))
         if bpe.version not in VERSIONS:
             raise ValueError(f"version {'.'.join(map(str, bpe.version))} is not supported")
     except ValueError as error:

@@ -51,7 +51,7 @@ def write_archive(path: Path, root: str = ROOT, more: Iterable[tuple[str, bytes]
     """Write a package's archive. more: further entries, such as links."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in package_files(**fields).items():
-            archive.writestr(f"{root}/{name}", content)
+            archive.writestr(zipfile.ZipInfo(f"{root}/{name}"), content, zipfile.ZIP_DEFLATED)  # without the date
         for name, content in more:
             archive.writestr(name, content)
     return path

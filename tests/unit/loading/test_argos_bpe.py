@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,9 @@ def test_the_memory_for_known_words_is_bounded(tmp_path: Path, monkeypatch: pyte
     ("merges", "message"),
     [
         ("", "a line does not consist of two pieces"),
+        ("#version: 0.2\n", "a line does not consist of two pieces"),
         ("#version: 0.2\na b c\n", "a line does not consist of two pieces"),
+        ("#version: 0.2\na b\rc\n", "a line does not consist of two pieces"),
         ("#version: 0.3\na b\n", "version 0.3 is not supported"),
         ("#version: x\na b\n", "not a readable list of merges"),
         ("#version: " + "9" * 5000 + "\na b\n", "not a readable list of merges"),
@@ -157,7 +159,6 @@ def test_other_encodings_and_missing_files_are_refused(tmp_path: Path) -> None:
 def test_missing_packages_are_named_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (("sacremoses", "sacremoses"), ("subword_nmt", "subword-nmt")):
         with monkeypatch.context() as patch:
-            found = importlib.util.find_spec
-            patch.setattr(argos_bpe, "find_spec", lambda each, gone=module: None if each == gone else found(each))
+            patch.setattr(argos_bpe, "find_spec", lambda each, gone=module: None if each == gone else find_spec(each))
             with pytest.raises(InputError, match=rf'needs the package {name}; run pip install ".*\[argos\]"'):
                 read_bpe(package(tmp_path))
