@@ -49,7 +49,7 @@ def read_package(folder: Path) -> Package:
 
 
 def package_fields(folder: Path, vocabulary: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of config.json that express a package's languages and the first token of its outputs.
+    """Return the fields of config.json that express a package's languages and how Argos Translate uses its model.
 
     The languages are those of a translation task whose prompts have no prefix (`loading/task_prefixes.py`).
 
@@ -67,7 +67,7 @@ def package_fields(folder: Path, vocabulary: Sequence[str]) -> dict[str, Any]:
         if not CODE.fullmatch(code := getattr(package, name)):
             raise CheckpointError(f"{path}: {name} must be the code of a language, such as en or pt-BR, not {code!r}")
     task = f"translation_{package.from_code}_to_{package.to_code}"
-    fields: dict[str, Any] = {"task_specific_params": {task: {"prefix": ""}}}
+    fields: dict[str, Any] = {"task_specific_params": {task: {"prefix": ""}}, "replace_unknowns": True}
     if prefix := package.target_prefix:
         if prefix not in vocabulary:
             raise CheckpointError(f"{path}: target_prefix {prefix!r} is not a token of the model; restore the package")

@@ -7,7 +7,7 @@ sacremoses depend on the languages, which metadata.json names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..checkpoints.argos_metadata import read_package
 from ..checkpoints.ctranslate2_vocabulary import find_vocabulary, read_vocabulary
 from ..checkpoints.files import open_regular
 from ..errors import CheckpointError, InputError
-from .tokenizer_base import MAX_FILE_BYTES, FolderTokenizer, tokenizer_errors
+from .tokenizer_base import MAX_FILE_BYTES, FolderTokenizer, UnknownToken, tokenizer_errors
 
 MERGES = "bpe.model"
 CONTINUES = "@@ "
@@ -64,37 +64,41 @@ class BpeTokenizer(FolderTokenizer):
         names = {name: str(config.get(name, default)) for name, default in TOKENS.items()}
         if missing := next((name for name in ("unk_token", "eos_token") if names[name] not in ids), None):
             raise CheckpointError(f"{folder}: its vocabulary has no {missing} {names[missing]!r}; restore the package")
-        self._unknown, self._end = ids[names["unk_token"]], ids[names["eos_token"]]
+        self.unknown_id, self._end = ids[names["unk_token"]], ids[names["eos_token"]]
         start = [ids[names["bos_token"]]] if names["bos_token"] in ids else []
         self._before = start if config.get("add_source_bos") is True else []
         self._after = [self._end] if config.get("add_source_eos") is True else []
-        self._special = {self._unknown, self._end, *start, config.get("forced_bos_token_id")}
+        special = {self.unknown_id, self._end, *start, config.get("forced_bos_token_id")}
+        self._texts = {index: piece for piece, index in ids.items() if index not in special}
         package = read_package(folder)
         self._bpe = read_merges(folder / MERGES)
         self._source, self._output = Moses(package.from_code), Moses(package.to_code)
 
     def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]:
-        words = (self._output if as_output else self._source).words(text)
-        if len(self._bpe.cache) > MAX_CACHED:
-            self._bpe.cache.clear()
-        ids = [self._ids.get(piece, self._unknown) for word in words for piece in self._pieces(word)]
+        pieces = self._pieces((self._output if as_output else self._source).words(text))
+        ids = [self._ids.get(piece, self.unknown_id) for piece in pieces]
         if not add_special_tokens:
             return ids
         return [*ids, self._end] if as_output else [*self._before, *ids, *self._after]
 
-    def _pieces(self, word: str) -> list[str]:
-        """Split a word into pieces. The parts of a very long word are split separately."""
+    def source_pieces(self, text: str) -> dict[int, str]:
+        return dict(enumerate(self._pieces(self._source.words(text)), len(self._before)))
+
+    def _pieces(self, words: Iterable[str]) -> list[str]:
+        """Split words into pieces. The parts of a very long word are split separately."""
+        if len(self._bpe.cache) > MAX_CACHED:
+            self._bpe.cache.clear()
         pieces: list[str] = []
-        for start in range(0, len(word), MAX_WORD):
-            if pieces:
-                pieces[-1] += CONTINUES.strip()
-            pieces += self._bpe.segment_tokens([word[start : start + MAX_WORD]])
+        for word in words:
+            for start in range(0, len(word), MAX_WORD):
+                if start:
+                    pieces[-1] += CONTINUES.strip()
+                pieces += self._bpe.segment_tokens([word[start : start + MAX_WORD]])
         return pieces
 
     def _decode(self, tokens: list[int]) -> str:
-        pieces = self.vocabulary.pieces
-        known = [pieces[token] for token in tokens if token in pieces and token not in self._special]
-        return self._output.text(" ".join(known).replace(CONTINUES, "").split(" "))
+        pieces = (token.piece if isinstance(token, UnknownToken) else self._texts.get(token) for token in tokens)
+        return self._output.text(" ".join(filter(None, pieces)).replace(CONTINUES, "").split(" "))
 
 
 class Moses:

@@ -16,6 +16,7 @@ from speculative_decoding.errors import CheckpointError, InputError
 from speculative_decoding.loading import argos_bpe
 from speculative_decoding.loading.argos_bpe import BpeTokenizer, read_bpe
 from speculative_decoding.loading.tokenizer import StreamingDetokenizer
+from speculative_decoding.loading.tokenizer_base import ReplacingTokenizer, UnknownToken
 from tests.support.paths import GOLDENS
 
 FOLDER = GOLDENS / "argos_bpe"
@@ -73,6 +74,19 @@ def test_special_tokens_are_added_as_config_json_says_and_have_no_text(tmp_path:
     assert prefixed.decode(plain) == prefixed.decode(plain[1:])
 
 
+def test_unknown_tokens_are_replaced_by_pieces_of_the_source(tmp_path: Path) -> None:
+    """The reference is Argos Translate's text of the same pieces."""
+    tokenizer = tokenizer_of(tmp_path, add_source_bos=True)
+    assert isinstance(tokenizer, ReplacingTokenizer)
+    for text, pieces, decoded in GOLDEN["en_de"]["texts"]:
+        found = tokenizer.source_pieces(text)
+        assert [*found] == [*range(1, len(pieces) + 1)] and [*found.values()] == pieces
+        ids = [UnknownToken(UNKNOWN, piece) if piece not in VOCABULARY else token for piece, token in
+               zip(pieces, ids_of(pieces), strict=True)]  # fmt: skip
+        stream = StreamingDetokenizer(tokenizer)
+        assert tokenizer.decode(ids) == "".join(map(stream.add, ids)) + stream.finish() == decoded
+
+
 def test_streamed_text_equals_decoded_text(tmp_path: Path) -> None:
     """The spaces around the first quotation mark of `a " b` depend on whether there is another."""
     tokenizer, rng = tokenizer_of(tmp_path), random.Random(0)
@@ -107,7 +121,7 @@ def test_the_parts_of_a_very_long_word_are_split_separately(tmp_path: Path, monk
     split = tokenizer._bpe.segment_tokens
     monkeypatch.setattr(tokenizer._bpe, "segment_tokens", lambda words: lengths.extend(map(len, words)) or split(words))
     word = "thehouse" * 2600
-    pieces = tokenizer._pieces(word)
+    pieces = tokenizer._pieces([word])
     assert sum(lengths) == len(word) and max(lengths) == argos_bpe.MAX_WORD
     assert "".join(piece.removesuffix("@@") for piece in pieces) == word
     assert all(piece.endswith("@@") for piece in pieces[:-1]) and not pieces[-1].endswith("@@")
