@@ -54,7 +54,7 @@ def package_folder(name: str) -> Path:
 def unpacked(path: Path) -> Path:
     """Return the folder of an archive's package in the cache, and unpack it if it is not there in full."""
     try:
-        open_if_regular(path).close()
+        open_if_regular(path, MAX_BYTES).close()
         file = BoundedFile(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a valid name"
@@ -63,15 +63,15 @@ def unpacked(path: Path) -> Path:
         cache = cache_folder("argos")
     except (OSError, RuntimeError) as error:
         raise InputError(f"{path}: there is no folder to unpack it to ({error})", way_out=WAY_OUT) from error
-    with file, damage(path):
+    with file, damage(path), zipfile.ZipFile(file) as archive:
+        root, entries = package_entries(path, archive.infolist(), os.fstat(file.fileno()).st_size)
+        file.seek(0)
         target = cache / hashlib.file_digest(file, "sha256").hexdigest()
-        with zipfile.ZipFile(file) as archive:
-            root, entries = package_entries(path, archive.infolist(), os.fstat(file.fileno()).st_size)
-            if not is_complete(target / root, entries):
-                require_space(target, sum(entry.file_size for entry in entries.values()), None, WAY_OUT)
-                with writing("the cache of packages", target, WAY_OUT), atomic_directory(target) as partial:
-                    for name, entry in entries.items():
-                        extract(path, archive, entry, partial / root / name)
+        if not is_complete(target / root, entries):
+            require_space(target, sum(entry.file_size for entry in entries.values()), None, WAY_OUT)
+            with writing("the cache of packages", target, WAY_OUT), atomic_directory(target) as partial:
+                for name, entry in entries.items():
+                    extract(path, archive, entry, partial / root / name)
     return target / root
 
 

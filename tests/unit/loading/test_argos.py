@@ -84,6 +84,8 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "no entries": (lambda path: zipfile.ZipFile(path, "w").close(), "is empty; download it again"),
     "missing": (lambda path: None, "cannot be read (No such file or directory); name an .argosmodel file"),
     "pipe": (os.mkfifo, "cannot be read (not a regular file)"),
+    "sparse": (lambda path: write_sparse(path, argos.MAX_BYTES + 1), "cannot be read (larger than 17179869184 bytes)"),
+    "sparse and not too large": (lambda path: write_sparse(path, argos.MAX_BYTES), "not a readable package (File is n"),
     "link": (
         lambda path: write_archive(path, more=[(link(f"{ROOT}/model/vmap.txt"), b"/etc/passwd")]),  # type: ignore[list-item]
         f"the entry '{ROOT}/model/vmap.txt' is a link or a special file",
@@ -150,6 +152,11 @@ def damaged(path: Path, index: int, **changes: int | str) -> None:
     changed = entries()
     changed[index] = replace(changed[index], **changes)
     path.write_bytes(zip_bytes(changed))
+
+
+def write_sparse(path: Path, size: int) -> None:
+    with path.open("wb") as file:
+        file.truncate(size)
 
 
 def write_flat(path: Path) -> None:
