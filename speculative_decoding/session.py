@@ -150,12 +150,17 @@ def load(
 
 
 def open_memory(path: str | os.PathLike[str], pair: ModelPair, **languages: str | None) -> TranslationMemory:
-    """Read a translation memory for a target, without any weights. Raises `InputError`. languages: see `open`."""
+    """Read a translation memory for a target, without any weights. Raises `InputError`.
+
+    languages: see `open`. The default is the only languages between which the target translates, if they are known.
+    """
     require_subpackage("memory", "memory")
     require_text(pair.target.model)
+    from .loading.task_prefixes import only_languages
     from .memory import TranslationMemory
 
-    return TranslationMemory.open(path, **languages)
+    own = dict(zip(("src_lang", "tgt_lang"), only_languages(pair.target.model.task_prefixes), strict=True))
+    return TranslationMemory.open(path, **own | {name: value for name, value in languages.items() if value})
 
 
 def require_text(model: EncoderDecoder) -> None:

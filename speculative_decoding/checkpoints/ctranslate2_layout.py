@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CheckpointError
+from .argos_metadata import METADATA, package_fields
 from .base import Checkpoint
 from .ctranslate2 import SCALES, CTranslate2Checkpoint, Header, Rows, Tensor, read_header
 from .ctranslate2_vocabulary import find_speech_vocabulary, find_vocabulary, read_vocabulary
@@ -476,7 +477,10 @@ def ctranslate2_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path.parent}: has no shared_vocabulary.json or .txt; copy it from the original folder")
     settings = token_settings(header, given, file)
     tokens = read_vocabulary(vocabulary, settings["unk_token"])
-    return layout.config | settings | epsilon(given, layout, file) | token_ids(layout, settings, tokens, vocabulary)
+    ids = token_ids(layout, settings, tokens, vocabulary)
+    package = path.parent.parent
+    fields = package_fields(package, tokens) if path.parent.name == "model" and (package / METADATA).is_file() else {}
+    return layout.config | settings | epsilon(given, layout, file) | ids | fields
 
 
 def speech_ids(layout: Layout, folder: Path) -> dict[str, int]:

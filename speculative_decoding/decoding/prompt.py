@@ -280,8 +280,8 @@ def encode_prompt(
         raise InputError("this model transcribes speech (got text, expected audio)", "prompt", "give it an audio file")
     has_languages = src_lang is not None or tgt_lang is not None
     prefix = language_prefix(model, tokenizer, src_lang, tgt_lang) if has_languages else ""
-    if prefix:
-        if not isinstance(prompt, str) and getattr(prompt, "text", None) is None:
+    if has_languages and has_language_prefixes(model, tokenizer):
+        if prefix and not isinstance(prompt, str) and getattr(prompt, "text", None) is None:
             name = "src_lang" if tgt_lang is None else "tgt_lang"
             raise InputError("has no effect on a prompt of token ids", name, "give the text, or leave it out")
         src_lang = None

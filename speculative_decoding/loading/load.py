@@ -24,7 +24,7 @@ from ..models.device import emulates_bfloat16, on_gpu
 from ..models.generation_config import GenerationConfig
 from ..subpackages import has_subpackage
 from . import manifest
-from .names import MODELS, SNAPSHOTS, model_name, name_of_cache_folder, shown_name
+from .names import MODELS, PACKAGE, SNAPSHOTS, model_name, name_of_cache_folder, shown_name
 from .task_prefixes import task_prefixes
 from .tokenizer import load_tokenizer
 from .tokenizer_base import TOKENIZER_FILES, Tokenizer
@@ -161,7 +161,7 @@ def open_model(
     elif isinstance(merged := facts.get("adapter"), Mapping) and "fingerprint" in merged:
         model.adapter = str(merged["fingerprint"])
     model.pieces = opened_tokenizer.vocabulary.pieces
-    model.task_prefixes = task_prefixes(raw)
+    model.task_prefixes = task_prefixes(raw, bool(opened_tokenizer.languages))
     model.generation_config = checked_generation_config(folder, raw, model)
     if model.audio is not None:
         model.audio = resolved_audio(model, model.audio, folder, raw)
@@ -382,7 +382,10 @@ def locate(
 def local_folder(path_or_name: str | os.PathLike[str]) -> Path | None:
     """Return the folder at this path, or the one with this name in ./models or the repository's models/; else None.
 
-    Raises `InputError` for a folder in the Hub's cache that contains snapshots instead of a model.
+    The name may also be that of an Argos Translate package (`loading/argos.py`).
+
+    Raises `InputError` for a folder in the Hub's cache that contains snapshots instead of a model, and for a package
+    that is not found or damaged.
     """
     if not isinstance(path_or_name, str | os.PathLike):
         raise InputError(f"a model must be a folder or a name, not {type(path_or_name).__name__}")
@@ -394,6 +397,10 @@ def local_folder(path_or_name: str | os.PathLike[str]) -> Path | None:
                     f"model {str(path)!r} is a folder of the Hub's cache", way_out=f"name the model, {name}"
                 )
             return folder
+    if PACKAGE.match(name := str(path)):
+        from .argos import package_folder
+
+        return package_folder(name)
     return None
 
 

@@ -59,7 +59,11 @@ def read_reference(folder: Path) -> FolderTokenizer:
 
 def read_model_files(folder: Path, vocabulary: ModelVocabulary | None) -> FolderTokenizer | None:
     """Read the files of a folder without its tokenizer.json. Returns None if transformers must read them."""
-    return read_sentencepiece(folder) if vocabulary is None else read_ctranslate2(folder, vocabulary)
+    if vocabulary is None:
+        return read_sentencepiece(folder)
+    from .argos_bpe import read_bpe
+
+    return read_bpe(folder) or read_ctranslate2(folder, vocabulary)
 
 
 def require_class(folder: Path, vocabulary: ModelVocabulary) -> None:

@@ -28,6 +28,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     *SENTENCEPIECE,
     "sentencepiece.model",
+    "bpe.model",  # of Argos Translate packages
     "vocab.json",
     "merges.txt",
     "vocab.txt",
@@ -103,7 +104,12 @@ class FolderTokenizer(ABC):
         pieces: Piece -> id, for all tokens.
         languages: Adds language tokens; None for most models, which have none.
         cleans_up: Whether `decode` cleans up spaces.
+
+    Attributes:
+        waits_for_end: Whether later tokens may change the text of any earlier token.
     """
+
+    waits_for_end = False
 
     def __init__(self, pieces: Mapping[str, int], languages: Languages | None, cleans_up: bool) -> None:
         if (last := max(pieces.values(), default=0)) >= MAX_IDS:  # `tokenizers` allocates memory for all lower ids
