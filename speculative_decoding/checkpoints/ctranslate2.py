@@ -121,7 +121,7 @@ def read_header(path: Path) -> Header:
     version = cursor.scalar("<I")
     if version not in VERSIONS:
         known = ", ".join(map(str, VERSIONS))
-        raise cursor.error(f"unsupported version {version} (expected {known}); convert the original model again")
+        raise file.error(f"unsupported version {version} (expected {known}); convert the original model again")
     spec = cursor.string()
     revision = cursor.scalar("<I")
 
@@ -222,7 +222,13 @@ class CTranslate2Checkpoint(Checkpoint):
             for rows in tensor.parts
         )
         widths = {math.prod(info.shape[1:]) for info in infos}
-        if len(dtypes) != 1 or not is_inside or any(width * count != math.prod(tensor.shape) for width in widths):
+        is_number = all(mx.issubdtype(dtype, mx.floating) for dtype in dtypes)
+        if (
+            len(dtypes) != 1
+            or not is_number
+            or not is_inside
+            or any(width * count != math.prod(tensor.shape) for width in widths)
+        ):
             raise self._header.file.error(f"the variables of {name!r} do not fit together")
         return TensorInfo(tensor.shape, next(iter(dtypes)))
 

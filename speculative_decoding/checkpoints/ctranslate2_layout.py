@@ -137,9 +137,14 @@ class Reader:
             elif has_bias:
                 self.join(f"{ours}.bias", [zeros(size)], (size,))
 
-    def add_norm(self, ours: str, scope: str, *, has_bias: bool = True) -> None:
+    @property
+    def has_rms_norms(self) -> bool:
+        """Whether norms have no biases."""
+        return not self.has("decoder/layer_0/self_attention/layer_norm/beta")
+
+    def add_norm(self, ours: str, scope: str) -> None:
         self.add(f"{ours}.weight", f"{scope}/gamma", 1)
-        if has_bias:
+        if not self.has_rms_norms:
             self.add(f"{ours}.bias", f"{scope}/beta", 1)
 
     def join(self, ours: str, parts: Iterable[Rows], shape: tuple[int, ...]) -> None:
@@ -170,7 +175,9 @@ class Reader:
         attributes = [
             name
             for name, value in self.header.attributes.items()
-            if name not in self._read and value not in (0, "") and name.rsplit("/", 1)[-1] not in UNUSED
+            if name not in self._read
+            and (value not in (0, "") or name.endswith("/rotary_dim"))  # a rotary_dim of 0 means all dimensions
+            and name.rsplit("/", 1)[-1] not in UNUSED
         ]
         variables = [name for name in self.header.variables if name not in self._read]
         if unread := sorted(attributes) + sorted(variables):
@@ -240,6 +247,7 @@ def opennmt_layout(reader: Reader) -> dict[str, Any]:
         "is_gated_act": is_gated,
         "normalize_before": norm_first,
         "normalize_embedding": embedding_norm,
+        "rms_norm": reader.has_rms_norms,
         "static_position_embeddings": not has_tables,
         "scale_embedding": reader.in_both("scale_embeddings", lambda stack: is_scaled(reader, stack, width)),
         "starts_from_zero": starts_from_zero,
@@ -249,6 +257,8 @@ def opennmt_layout(reader: Reader) -> dict[str, Any]:
 def t5_layout(reader: Reader) -> dict[str, Any]:
     """Read a T5. Returns the fields of `T5Config`."""
     width = add_tables(reader, "", "shared")
+    if not reader.has_rms_norms:
+        raise reader.error("a relative attention bias with layer norms is not supported (expected RMS norms, as in T5)")
     is_gated = reader.in_both("ffn_glu", lambda stack: reader.has(f"{stack}/layer_0/ffn/linear_0_noact/weight"))
     heads = reader.in_both("num_heads", lambda stack: reader.whole(f"{stack}/num_heads", 8))
     buckets = reader.in_both("relative_attention_bias", lambda stack: reader.shape(f"{stack}/{RELATIVE_BIAS}", 2)[0])
@@ -290,6 +300,8 @@ def whisper_layout(reader: Reader) -> dict[str, Any]:
         reader.add(f"model.encoder.conv{index}.bias", f"{name}/bias", 1)
     sizes: dict[str, Any] = {}
     lengths = []
+    if reader.has_rms_norms:
+        raise reader.error("RMS norms are not supported for Whisper")
     for stack in STACKS:
         sizes |= add_bart_stack(reader, stack, width, is_gated=False)
         reader.add_norm(f"model.{stack}.layer_norm", f"{stack}/layer_norm")
@@ -384,7 +396,7 @@ def add_attention(reader: Reader, ours: str, scope: str, heads: int, width: int,
 
     If several query heads share a key head, the rows of the key head are repeated for each of them.
     """
-    key_heads = 1 if reader.flag(f"{scope}/multi_query", False) else reader.whole(f"{scope}/num_heads_kv", heads)
+    key_heads = reader.whole(f"{scope}/num_heads_kv", heads)
     size = width // heads
     reader.require(f"{scope}/head_dim", size, default=size)
     reader.require(f"{scope}/queries_scale", size**-0.5, default=size**-0.5)
@@ -429,7 +441,7 @@ def add_t5_stack(reader: Reader, stack: str, sizes: Sizes, *, is_gated: bool) ->
         reader.require(f"{scope}/queries_scale", 1, default=0)
         reader.add_linear(f"{scope}/linear_0", parts, width, has_bias=False)
         reader.add_linear(f"{scope}/linear_1", {names["o"]: [range(width)]}, inner, has_bias=False)
-        reader.add_norm(f"{ours}.0.layer_norm", f"{scope}/layer_norm", has_bias=False)
+        reader.add_norm(f"{ours}.0.layer_norm", f"{scope}/layer_norm")
         reader.skip(f"{scope}/relative_attention_bias")  # the first layer's applies to all layers
         reader.skip(f"{scope}/relative_attention_max_distance")
         last = 1
@@ -442,15 +454,15 @@ def add_t5_stack(reader: Reader, stack: str, sizes: Sizes, *, is_gated: bool) ->
             parts = {names["k"]: [range(inner)], names["v"]: [range(inner, 2 * inner)]}
             reader.add_linear(f"{scope}/linear_1", parts, width, has_bias=False)
             reader.add_linear(f"{scope}/linear_2", {names["o"]: [range(width)]}, inner, has_bias=False)
-            reader.add_norm(f"{ours}.1.layer_norm", f"{scope}/layer_norm", has_bias=False)
+            reader.add_norm(f"{ours}.1.layer_norm", f"{scope}/layer_norm")
         dense = f"{ours}.{last}.DenseReluDense"
         inputs = {"linear_0": "wi_0", "linear_0_noact": "wi_1"} if is_gated else {"linear_0": "wi"}
         for name, part in inputs.items():
             reader.add_linear(f"{theirs}/ffn/{name}", {f"{dense}.{part}": [range(units)]}, width, has_bias=False)
         reader.add_linear(f"{theirs}/ffn/linear_1", {f"{dense}.wo": [range(width)]}, units, has_bias=False)
-        reader.add_norm(f"{ours}.{last}.layer_norm", f"{theirs}/ffn/layer_norm", has_bias=False)
+        reader.add_norm(f"{ours}.{last}.layer_norm", f"{theirs}/ffn/layer_norm")
     reader.add(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{stack}/{RELATIVE_BIAS}", 2)
-    reader.add_norm(f"{stack}.final_layer_norm", f"{stack}/layer_norm", has_bias=False)
+    reader.add_norm(f"{stack}.final_layer_norm", f"{stack}/layer_norm")
 
 
 def read_ctranslate2(path: Path) -> Checkpoint:
@@ -547,6 +559,4 @@ def token_ids(layout: Layout, settings: Mapping[str, Any], tokens: Sequence[str]
             "bad_words_ids": [[size - 1]],
         }
     padding = next((ids[token] for token in PADDING if token in ids), 0)
-    if layout.config.get("static_position_embeddings"):
-        padding = 0  # position 0 is encoded as this id plus one
     return fields | {"pad_token_id": padding, "decoder_start_token_id": ids[settings["decoder_start_token"]]}

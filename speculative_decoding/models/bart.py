@@ -7,9 +7,8 @@ norms follow each block in that paper and in BART (Lewis et al. 2020, 1910.13461
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated
 
 import mlx.core as mx
@@ -29,6 +28,7 @@ from .layers import Layer, Linear
 from .tensors import HEAD, LOGITS_BIAS, Sources, TokenTables, named
 
 OPENNMT = "opennmt"  # any Transformer from a CTranslate2 file; see checkpoints/ctranslate2_layout.py
+RMS_EPSILON = 1e-6  # of CTranslate2
 LEARNED_OFFSET = 2  # unused rows at the start of a learned position table
 
 
@@ -40,7 +40,8 @@ class Family:
     embedding_norm: whether a norm follows the embedding.
     learned_positions: whether positions are learned; otherwise they are sinusoidal.
     defaults: Hugging Face's defaults for fields that config.json omits.
-    fairseq_sinusoids: whether sinusoids include the longest wavelength and encode position 0 as pad id + 1.
+    fairseq_sinusoids: whether sinusoids include the longest wavelength and encode position 0 as pad id + 1, or as 1 in
+        `OPENNMT`.
     """
 
     norm_first: bool
@@ -157,6 +158,7 @@ class BartConfig(TransformerConfig):
     normalize_embedding: Annotated[bool, Bool()] = False
     static_position_embeddings: Annotated[bool, Bool()] = False
     is_gated_act: Annotated[bool, Bool()] = False
+    rms_norm: Annotated[bool, Bool()] = False
     # Unknown tokens of an output may be replaced by the source tokens that this many heads of this layer attend to.
     replace_unknowns: Annotated[bool, Bool()] = False
     alignment_layer: Annotated[int, Int(-512, 511)] = -1
@@ -220,6 +222,22 @@ class BartConfig(TransformerConfig):
         return self.family.norm_first
 
     @property
+    def has_rms_norms(self) -> bool:
+        """Whether norms are RMS norms, which have no biases."""
+        return self.model_type == OPENNMT and self.rms_norm
+
+    def norm(self) -> nn.Module:
+        """Return a new norm."""
+        return nn.RMSNorm(self.d_model, eps=RMS_EPSILON) if self.has_rms_norms else nn.LayerNorm(self.d_model)
+
+    @property
+    def first_position(self) -> int:
+        """The number that encodes position 0 in sinusoids."""
+        if self.model_type == OPENNMT:
+            return 1
+        return self.pad_token_id + 1 if self.family.fairseq_sinusoids else 0
+
+    @property
     def embedding_scale(self) -> float:
         return self.d_model**0.5 if self.scale_embedding else 1.0
 
@@ -228,14 +246,20 @@ class Stack(nn.Module):
     """The layers of the encoder or decoder, with positions and the family's norms."""
 
     def __init__(
-        self, width: int, layers: Sequence[nn.Module], positions: nn.Module, *, norm_first: bool, embedding_norm: bool
+        self,
+        norm: Callable[[], nn.Module],
+        layers: Sequence[nn.Module],
+        positions: nn.Module,
+        *,
+        norm_first: bool,
+        embedding_norm: bool,
     ) -> None:
         super().__init__()
         self.layers = list(layers)
         if embedding_norm:
-            self.embedding_norm = nn.LayerNorm(width)
+            self.embedding_norm = norm()
         if norm_first:
-            self.norm = nn.LayerNorm(width)
+            self.norm = norm()
         self.positions = positions
 
     def encode(self, embedded: mx.array, mask: mx.array | None) -> mx.array:
@@ -331,12 +355,11 @@ class BART(EncoderDecoder):
         if config.family.learned_positions:
             self.max_positions = config.max_position_embeddings
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        norm = partial(nn.LayerNorm, config.d_model)
         encoder = config.encoder.shard(ranks)
         decoder = config.decoder.shard(ranks)
-        self.encoder = self._stack([Layer(encoder, norm) for _ in range(config.encoder_layers)])
+        self.encoder = self._stack([Layer(encoder, config.norm) for _ in range(config.encoder_layers)])
         self.decoder = self._stack(
-            [Layer(decoder, norm, has_cross_attention=True) for _ in range(config.decoder_layers)]
+            [Layer(decoder, config.norm, has_cross_attention=True) for _ in range(config.decoder_layers)]
         )
         if config.has_source_embedding:
             self.source_embedding = nn.Embedding(config.vocab_size, config.d_model)
@@ -352,11 +375,10 @@ class BART(EncoderDecoder):
         if family.learned_positions:
             positions = LearnedPositions(config.max_position_embeddings, config.d_model, LEARNED_OFFSET)
         else:
-            first = config.pad_token_id + 1 if family.fairseq_sinusoids else 0
-            positions = SinusoidalPositions(config.d_model, first, includes_longest=family.fairseq_sinusoids)
-        return Stack(
-            config.d_model, layers, positions, norm_first=family.norm_first, embedding_norm=family.embedding_norm
-        )
+            positions = SinusoidalPositions(
+                config.d_model, config.first_position, includes_longest=family.fairseq_sinusoids
+            )
+        return Stack(config.norm, layers, positions, norm_first=family.norm_first, embedding_norm=family.embedding_norm)
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         embedded = self.embed(tokens)
@@ -425,6 +447,8 @@ class BART(EncoderDecoder):
                 sources |= named(layer | gated, f"{ours}layers.{i}.", f"{theirs}layers.{i}.", ("weight", "bias"))
             if family.learned_positions:
                 sources |= named({"positions": ["embed_positions"]}, ours, theirs)
+        if config.has_rms_norms:
+            sources = {path: tensors for path, tensors in sources.items() if not path.endswith("norm.bias")}
         return sources
 
 

@@ -118,7 +118,7 @@ class Whisper(EncoderDecoder):
     def _stack(self, layers: Sequence[nn.Module], positions: int) -> Stack:
         width = self.config.d_model
         table = LearnedPositions(positions, width, offset=0)
-        return Stack(width, layers, table, norm_first=True, embedding_norm=False)
+        return Stack(partial(nn.LayerNorm, width), layers, table, norm_first=True, embedding_norm=False)
 
     def encode(self, frames: mx.array, mask: mx.array | None = None) -> mx.array:
         """Log-mel frames (B, 2 * S, mel bands) -> encoder output (B, S, d_model).
