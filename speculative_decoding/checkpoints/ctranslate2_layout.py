@@ -250,6 +250,8 @@ def opennmt_layout(reader: Reader) -> dict[str, Any]:
         "rms_norm": reader.has_rms_norms,
         "static_position_embeddings": not has_tables,
         "scale_embedding": reader.in_both("scale_embeddings", lambda stack: is_scaled(reader, stack, width)),
+        "alignment_layer": reader.whole("decoder/alignment_layer", -1, minimum=-512),
+        "alignment_heads": reader.whole("decoder/alignment_heads", 1, minimum=0),
         "starts_from_zero": starts_from_zero,
     }
 
