@@ -225,11 +225,14 @@ def fingerprint(handle: ModelHandle | SelfDraft | DraftHeadHandle) -> str:
         return hashlib.sha256(f"{fingerprint(handle.target)} {handle.bits} {handle.group_size}".encode()).hexdigest()
     files: Mapping[str, Any] = manifest.read(handle.folder)["files"]
     if not files:
-        files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in handle.folder.iterdir()}
+        folder = handle.folder
+        paths = [*folder.iterdir(), *folder.glob("model/*")]  # the weights of an Argos Translate package are in model/
+        dates = {path.relative_to(folder).as_posix(): path.stat() for path in paths}
+        files = {name: [status.st_size, int(status.st_mtime)] for name, status in dates.items()}
     if isinstance(handle, ModelHandle) and handle.adapter is not None:
         files = {**files, "adapter": handle.adapter.fingerprint}
-    if isinstance(handle, ModelHandle) and (folder := handle.named_tokenizer) is not None:
-        paths = filter(Path.is_file, (folder / name for name in TOKENIZER_FILES))
-        hashes = {path.name: manifest.sha256(path) for path in paths}
+    if isinstance(handle, ModelHandle) and handle.named_tokenizer is not None:
+        named = filter(Path.is_file, (handle.named_tokenizer / name for name in TOKENIZER_FILES))
+        hashes = {path.name: manifest.sha256(path) for path in named}
         files = {**files, "tokenizer": [handle.tokenizer.vocabulary.fingerprint, hashes]}
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
