@@ -84,7 +84,13 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
         folders = flags_from(ModelFlags, chosen).find()
         if folders.draft_model is None and "model" in given.get("drafter", ()):
             raise InputError("--drafter model: needs a --draft-model; add one, or omit model")
-        pair = open_pair(folders.model, folders.draft_model, dtype=folders.dtype, adapter=folders.adapter)
+        pair = open_pair(
+            folders.model,
+            folders.draft_model,
+            dtype=folders.dtype,
+            adapter=folders.adapter,
+            tokenizer=folders.tokenizer,
+        )
         if isinstance(pair.draft, ModelHandle):  # tasks contain only ids, so such a draft would have no text
             require_same_tokens(pair.target.model, pair.draft.model)
         assistant = open_assistant(given.get("assistant"), pair) if ASSISTED in chosen.peers else None

@@ -96,7 +96,13 @@ def measure(chosen: argparse.Namespace) -> int:
     folders = flags_from(ModelFlags, chosen).find()
     if folders.draft_model is None:
         raise InputError("--draft-model: this target has no default draft; specify one")
-    pair = open_pair(folders.model, folders.draft_model, dtype=folders.dtype, adapter=folders.adapter)
+    pair = open_pair(
+        folders.model,
+        folders.draft_model,
+        dtype=folders.dtype,
+        adapter=folders.adapter,
+        tokenizer=folders.tokenizer,
+    )
     assert pair.draft is not None
     if isinstance(pair.draft, ModelHandle):  # tasks contain only ids, so such a draft would have no text
         require_same_tokens(pair.target.model, pair.draft.model)

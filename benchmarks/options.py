@@ -96,7 +96,7 @@ def check(chosen: argparse.Namespace) -> None:
         "--acceptance: no effect at temperature 0": any(chosen.acceptance) and is_greedy,
         "--bits: needs --random and excludes --peers": any(chosen.bits) and (not is_random or chosen.peers),
     }
-    for option in ("model", "draft_model", "adapter", "drafter", "num_draft"):
+    for option in ("model", "draft_model", "adapter", "tokenizer", "drafter", "num_draft"):
         conflicts[f"--{option.replace('_', '-')}: cannot be combined with --random"] = is_random and option in given
     for message, applies in conflicts.items():
         if applies:

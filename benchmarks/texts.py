@@ -131,7 +131,13 @@ def measure(chosen: argparse.Namespace) -> int:
     folders = flags_from(ModelFlags, chosen).find()
     names = ("whisper", "transcriber", "whisper_head") if "speech" in chosen.kinds else ()
     whispers = [None if getattr(chosen, name) is None else find(getattr(chosen, name), name) for name in names]
-    pair = open_pair(folders.model, folders.draft_model, dtype=folders.dtype, adapter=folders.adapter)
+    pair = open_pair(
+        folders.model,
+        folders.draft_model,
+        dtype=folders.dtype,
+        adapter=folders.adapter,
+        tokenizer=folders.tokenizer,
+    )
     pair.load_weights()
     session = Session(pair.target.model, pair.target.tokenizer, None if pair.draft is None else pair.draft.model)
     bench = Bench(session, chosen.max_tokens, chosen.slots)

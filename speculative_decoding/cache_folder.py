@@ -1,4 +1,4 @@
-"""The current user's private folder for compiled kernels and calibrations, on every platform.
+"""The current user's private folder for compiled kernels, calibrations and unpacked packages, on every platform.
 
 Programs load code from this folder and trust its measurements, so it must not be writable by other users.
 """

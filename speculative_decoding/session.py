@@ -85,6 +85,7 @@ def load(
     group_size: int | None = None,
     gguf_file: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
     store: str | os.PathLike[str] | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
     memory: str | os.PathLike[str] | TranslationMemory | None = None,
@@ -110,6 +111,7 @@ def load(
             comes from the folder. Without a config.json, the metadata of the GGUF file is used.
         adapter: A LoRA adapter for the target, saved by PEFT: a folder, or a name on the Hub. The adapter is merged
             into the weights, and its tokenizer is used if it has one.
+        tokenizer: A folder, or the name of a model on the Hub, whose tokenizer replaces the target's own.
         store: A file with texts to copy drafts from; it need not exist yet. `session.ngram.store`, a `TextStore`, adds
             the text of each request, and its method `save` writes the file.
         draft_vocabulary: The tokens that the draft may propose; None means all.
@@ -134,6 +136,7 @@ def load(
         group_size=group_size,
         gguf_file=gguf_file,
         adapter=adapter,
+        tokenizer=tokenizer,
     )
     check_drafter(options.drafter, pair.draft)
     return load_session(
@@ -147,12 +150,17 @@ def load(
 
 
 def open_memory(path: str | os.PathLike[str], pair: ModelPair, **languages: str | None) -> TranslationMemory:
-    """Read a translation memory for a target, without any weights. Raises `InputError`. languages: see `open`."""
+    """Read a translation memory for a target, without any weights. Raises `InputError`.
+
+    languages: see `open`. The default is the only languages between which the target translates, if they are known.
+    """
     require_subpackage("memory", "memory")
     require_text(pair.target.model)
+    from .loading.task_prefixes import only_languages
     from .memory import TranslationMemory
 
-    return TranslationMemory.open(path, **languages)
+    own = dict(zip(("src_lang", "tgt_lang"), only_languages(pair.target.model.task_prefixes), strict=True))
+    return TranslationMemory.open(path, **own | {name: value for name, value in languages.items() if value})
 
 
 def require_text(model: EncoderDecoder) -> None:

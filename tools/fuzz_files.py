@@ -6,14 +6,16 @@
 Each format is tested in a separate process, with limits on additional address space and on CPU time per file (2 s). The
 tool prints one line per format. File i depends only on the format, the seed and i, so failures are reproducible. For
 the formats "config", "tokenizer", "side", "head" and "vocabulary", folders are loaded whose small files are damaged
-(tests/support/damaged_folders.py); those of "vocabulary" are CTranslate2's. "audio" needs PyAV, which decodes
-recordings of five formats in C. Documents are decoded with the identity function.
+(tests/support/damaged_folders.py); those of "vocabulary" are CTranslate2's. "argos" unpacks archives of Argos
+Translate, and "bpe" reads the tokenizer of such packages. "audio" needs PyAV, which decodes recordings of five formats
+in C. Documents are decoded with the identity function.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import json
 import os
 import random
 import resource
@@ -38,7 +40,7 @@ from safetensors.numpy import save
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from speculative_decoding.checkpoints.base import Checkpoint
-from speculative_decoding.checkpoints.ctranslate2 import read_ctranslate2
+from speculative_decoding.checkpoints.ctranslate2_layout import read_ctranslate2
 from speculative_decoding.checkpoints.gguf import gguf_config, read_gguf
 from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.checkpoints.safetensors import read_safetensors
@@ -278,6 +280,57 @@ def write_damaged_spiece(folder: Path, rng: Random) -> None:
     (folder / "spiece.model").write_bytes(damaged_spiece(rng))
 
 
+def unpack_package(path: Path) -> bool:
+    """Unpack an archive. Nothing may remain of an archive that is rejected, and nothing may appear beside the cache."""
+    from speculative_decoding.checkpoints.argos_metadata import package_fields
+    from speculative_decoding.loading.argos import unpacked
+
+    cache = Path("packages").resolve()
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    before = {*os.listdir()} | {cache.name}
+    try:
+        folder = unpacked(path)
+        package_fields(folder, ["<unk>"])
+    finally:
+        assert {*os.listdir()} <= before and not any(".partial-" in str(each) for each in cache.rglob("*"))
+        shutil.rmtree(cache, ignore_errors=True)
+    return True
+
+
+def write_damaged_archive(path: Path, rng: Random) -> None:
+    """Write a damaged archive, whose files are compressed, or one with a trick in its headers or its metadata."""
+    from tests.support.argos import ROOT, package_files, write_archive
+
+    if rng.random() < 0.4:
+        path.write_bytes(mutate(write_archive(path).read_bytes(), rng))
+    else:
+        path.write_bytes(zipped([Entry(f"{ROOT}/{name}", content) for name, content in package_files().items()], rng))
+
+
+def read_merges(folder: Path) -> bool:
+    from speculative_decoding.loading.argos_bpe import read_bpe
+
+    tokenizer = read_bpe(folder)
+    assert tokenizer is not None
+    ids = tokenizer.encode('The "quick" brown fox, he said.')
+    tokenizer.decode([*ids, *tokenizer.encode_output("foxes"), 7, 99999])
+    return True
+
+
+def write_damaged_merges(folder: Path, rng: Random) -> None:
+    """Write a package with bpe.model. One of its files is damaged."""
+    from tests.support.argos import FIELDS
+
+    golden = GOLDENS / "argos_bpe"
+    names = ("bpe.model", "shared_vocabulary.txt")
+    files = {name: (golden / name).read_bytes() for name in names} | {"config.json": b'{"add_source_eos": true}'}
+    files["metadata.json"] = json.dumps(FIELDS).encode()
+    name = rng.choice(("bpe.model", *files))
+    folder.mkdir()
+    for each, content in files.items():
+        (folder / each).write_bytes(mutate(content, rng) if each == name else content)
+
+
 FORMATS = {
     "zip": of_bytes(read_torch, lambda rng: damaged_torch("zip", rng)),
     "legacy": of_bytes(read_torch, lambda rng: damaged_torch("legacy", rng)),
@@ -287,6 +340,7 @@ FORMATS = {
     "npz": of_bytes(
         read_npz, lambda rng: zipped([Entry(f"{name}.npy", npy(array)) for name, array in ARRAYS.items()], rng)
     ),
+    "argos": Format(unpack_package, write_damaged_archive),
     "config": Format(load_and_use, write_damaged_folder),
     "tokenizer": Format(use_tokenizer, write_damaged_tokenizer),
     "spiece": Format(use_tokenizer, write_damaged_spiece),
@@ -294,6 +348,10 @@ FORMATS = {
     "vocabulary": Format(open_ctranslate2, write_damaged_vocabulary),
     "head": Format(use_head, write_damaged_head),
 }
+
+
+if find_spec("sacremoses") and find_spec("subword_nmt"):
+    FORMATS["bpe"] = Format(read_merges, write_damaged_merges)
 
 
 @cache

@@ -21,7 +21,7 @@ FORMATS = {
     "model.safetensors": "safetensors.read_safetensors",
     "weights.safetensors": "safetensors.read_safetensors",  # used by mlx-whisper
     "pytorch_model.bin": "torch_bin.read_torch",
-    "model.bin": "ctranslate2.read_ctranslate2",
+    "model.bin": "ctranslate2_layout.read_ctranslate2",
 }
 CTRANSLATE2 = "model.bin"
 ADAPTER_FORMATS = {

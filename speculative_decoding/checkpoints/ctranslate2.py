@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .base import MAX_DIMENSION, Checkpoint, TensorInfo
-from .mapped import Cursor, MappedFile
+from .cursor import Cursor
+from .mapped import MappedFile
 
 VERSIONS = (4, 5, 6)
 DTYPES = (mx.float32, mx.int8, mx.int16, mx.int32, mx.float16, mx.bfloat16)  # in the order of their numbers
@@ -264,11 +265,3 @@ class CTranslate2Checkpoint(Checkpoint):
             for name in (first, second)
         ]
         return locations[0] == locations[1] or super().is_same(first, second)
-
-
-def read_ctranslate2(path: Path) -> Checkpoint:
-    """Open a model.bin with Hugging Face's tensor names. Raises `CheckpointError` if it is damaged or unsupported."""
-    from .ctranslate2_layout import layout_of
-
-    header = read_header(path)
-    return CTranslate2Checkpoint(header, layout_of(header).tensors)

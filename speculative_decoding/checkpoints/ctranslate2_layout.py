@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CheckpointError
-from .ctranslate2 import SCALES, Header, Rows, Tensor, read_header
+from .argos_metadata import METADATA, package_fields
+from .base import Checkpoint
+from .ctranslate2 import SCALES, CTranslate2Checkpoint, Header, Rows, Tensor, read_header
 from .ctranslate2_vocabulary import find_speech_vocabulary, find_vocabulary, read_vocabulary
 from .files import read_json_object
 
@@ -248,6 +250,8 @@ def opennmt_layout(reader: Reader) -> dict[str, Any]:
         "rms_norm": reader.has_rms_norms,
         "static_position_embeddings": not has_tables,
         "scale_embedding": reader.in_both("scale_embeddings", lambda stack: is_scaled(reader, stack, width)),
+        "alignment_layer": reader.whole("decoder/alignment_layer", -1, minimum=-512),
+        "alignment_heads": reader.whole("decoder/alignment_heads", 1, minimum=0),
         "starts_from_zero": starts_from_zero,
     }
 
@@ -463,9 +467,10 @@ def add_t5_stack(reader: Reader, stack: str, sizes: Sizes, *, is_gated: bool) ->
     reader.add_norm(f"{stack}.final_layer_norm", f"{stack}/layer_norm")
 
 
-def read_layout(path: Path) -> tuple[Header, Layout]:
+def read_ctranslate2(path: Path) -> Checkpoint:
+    """Open a model.bin with Hugging Face's tensor names. Raises `CheckpointError` if it is damaged or unsupported."""
     header = read_header(path)
-    return header, layout_of(header)
+    return CTranslate2Checkpoint(header, layout_of(header).tensors)
 
 
 def ctranslate2_config(path: Path) -> dict[str, Any]:
@@ -475,7 +480,8 @@ def ctranslate2_config(path: Path) -> dict[str, Any]:
 
     Raises `CheckpointError` if a file of the folder is damaged, missing or not supported.
     """
-    header, layout = read_layout(path)
+    header = read_header(path)
+    layout = layout_of(header)
     given = read_json_object(file) if (file := path.with_name("config.json")).exists() else {}
     if layout.config["model_type"] == "whisper":
         fields = {ours: given[name] for name, ours in SPEECH_FIELDS.items() if given.get(name) is not None}
@@ -485,7 +491,10 @@ def ctranslate2_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path.parent}: has no shared_vocabulary.json or .txt; copy it from the original folder")
     settings = token_settings(header, given, file)
     tokens = read_vocabulary(vocabulary, settings["unk_token"])
-    return layout.config | settings | epsilon(given, layout, file) | token_ids(layout, settings, tokens, vocabulary)
+    ids = token_ids(layout, settings, tokens, vocabulary)
+    package = path.parent.parent
+    fields = package_fields(package, tokens) if path.parent.name == "model" and (package / METADATA).is_file() else {}
+    return layout.config | settings | epsilon(given, layout, file) | ids | fields
 
 
 def speech_ids(layout: Layout, folder: Path) -> dict[str, int]:

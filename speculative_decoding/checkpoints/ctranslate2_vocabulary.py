@@ -8,9 +8,9 @@ from pathlib import Path
 from ..errors import CheckpointError
 from .files import open_regular
 
-SPEECH = ("vocabulary.json", "vocabulary.txt")  # of Whisper
 SHARED = ("shared_vocabulary.json", "shared_vocabulary.txt")
 SEPARATE = ("source_vocabulary.json", "source_vocabulary.txt", "source_1_vocabulary.json", "source_1_vocabulary.txt")
+SPEECH = ("vocabulary.json", "vocabulary.txt")  # of Whisper
 MAX_BYTES = 32 << 20
 MAX_TOKENS = 1 << 20
 MAX_TOKEN = 4096  # bytes; see `MAX_PIECE` in loading/tokenizer_checks.py
@@ -35,7 +35,9 @@ def find_vocabulary(folder: Path) -> Path | None:
 
 
 def find_speech_vocabulary(folder: Path) -> Path | None:
-    """Return the vocabulary file of a Whisper folder, or None."""
+    """Return the vocabulary file beside a model.bin that may be a Whisper, or None. See also `find_vocabulary`."""
+    if not (folder / "model.bin").is_file():  # in folders without it, such a file may have any other content
+        return None
     return next((path for name in SPEECH if (path := folder / name).is_file()), None)
 
 

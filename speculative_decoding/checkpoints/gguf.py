@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .base import MAX_DIMENSION, Checkpoint, TensorInfo
-from .mapped import Cursor, MappedFile
+from .cursor import Cursor
+from .mapped import MappedFile
 
 CHUNK_ELEMENTS = 1 << 20  # elements to dequantize at a time
 

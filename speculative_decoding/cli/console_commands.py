@@ -130,8 +130,8 @@ class ConsoleState:
             raise InputError("the model cannot be changed while several processes share it; restart with the new one")
         models = self.config.models
         paths = ModelFlags(model, draft_model, dtype=models.dtype).find()
-        if paths.model == models.model:  # an adapter fits only one model
-            paths = replace(paths, adapter=models.adapter)
+        if paths.model == models.model:  # an adapter or a tokenizer fits only one model
+            paths = replace(paths, adapter=models.adapter, tokenizer=models.tokenizer)
         changed = {
             name: value
             for name, spec in option_specs().items()

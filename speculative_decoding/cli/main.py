@@ -191,7 +191,8 @@ def decode_each(
     is_same = True
     knows_documents = has_subpackage("documents")
     for prompt in prompts:
-        is_translation = prompt.lower().startswith("translate ") or session.tokenizer.languages
+        translates = session.tokenizer.languages or "" in session.model.task_prefixes.values()
+        is_translation = prompt.lower().startswith("translate ") or translates
         ends = SENTENCE_END.finditer(prompt) if knows_documents and is_translation else ()
         if any(end[2] or end[1].isupper() for end in ends):
             say(DOCUMENTS)

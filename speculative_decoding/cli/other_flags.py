@@ -25,6 +25,7 @@ OPTIONS: Mapping[str, str] = {  # flags -> fields; a command suggests only those
     "tm translation_memory": "memory",
     "n n_predict max_target_length max_decoding_length": "max_tokens",
     "lora lora_path adapter_path": "adapter",
+    "tokenizer_name tokenizer_path tokenizer_dir tokenizer_name_or_path": "tokenizer",
     "epochs num_train_epochs iters max_steps": "steps minutes",
     "lr": "learning_rate",
     "data dataset train_file": "prompts",

@@ -59,6 +59,7 @@ DRAFTERS_OF_FLAGS = {
 MODEL = "target model: a folder, a name in models/ or on the Hub (default: t5-11b with t5-small, or the bundled pair)"
 DRAFT_MODEL = f"draft model or draft head; {' or '.join(SELF_DRAFTS)}: the target in 4 or 8 bits (default: none)"
 ADAPTER = "LoRA adapter of the target, which PEFT saved: a folder, or a name on the Hub (default: none)"
+TOKENIZER = "use the tokenizer of this folder, or of this model on the Hub, for the target (default: the target's own)"
 DTYPE = "data type for computation (default: as stored on a GPU, float16 on M1 and M2, float32 on a CPU)"
 DRAFT_VOCAB = Message(
     "let the draft model propose only the N most frequent tokens of {draft_vocab_text} and the prompt's tokens"
@@ -88,6 +89,7 @@ class ModelFlags:
     model: A[str | Path, Text(), MODEL, BASIC, Flag(metavar="NAME")] = ""
     draft_model: A[str | Path | None, Text(), DRAFT_MODEL, BASIC, Flag(metavar="NAME", parameter="draft")] = None
     adapter: A[str | None, Text(), ADAPTER, Flag(metavar="NAME")] = None
+    tokenizer: A[str | None, Text(), TOKENIZER, Flag(metavar="NAME")] = None
     dtype: A[str | None, Text(tuple(DTYPES)), DTYPE] = None
 
     def find(self) -> ModelFlags:
@@ -95,6 +97,10 @@ class ModelFlags:
         if not self.model and self.adapter is not None:
             raise InputError(
                 f"{self.adapter} needs the model that it was trained for", "adapter", Message("name it with {model}")
+            )
+        if not self.model and self.tokenizer is not None:
+            raise InputError(
+                f"{self.tokenizer} needs the model to use it for", "tokenizer", Message("name it with {model}")
             )
         draft: str | Path | None
         target, draft = (find(self.model, "model"), None) if self.model else find_default_pair()
@@ -297,6 +303,8 @@ class RunConfig:
         target = shown_name(Path(models.model))
         if models.adapter is not None:
             target += f" with adapter {models.adapter}"
+        if models.tokenizer is not None:
+            target += f"{' and' if models.adapter else ' with'} tokenizer {models.tokenizer}"
         if options.num_beams > 1:
             return f"target {target}, {options.num_beams} beams, no draft"
         if options.draft_tokens == 0:
@@ -345,6 +353,7 @@ class RunConfig:
             dtype=models.dtype,
             quantize=quantize,
             adapter=models.adapter,
+            tokenizer=models.tokenizer,
             shard=self.shard,
         )
         check_token_ids(self.options.eos_token_ids, pair.target.model.config.vocab_size)

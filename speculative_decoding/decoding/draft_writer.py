@@ -15,6 +15,7 @@ from ..drafters.draft_text import DraftText, TextFollower
 from ..errors import InputError, note
 from ..loading.language_map import language_tags, matching_language, tag_language
 from ..loading.pair import DraftPrompt
+from ..loading.task_prefixes import only_languages
 from ..loading.tokenizer import REPLACEMENT, Tokenizer
 from ..models.base import EncoderDecoder
 from ..models.source import Source
@@ -83,6 +84,11 @@ class PromptReader:
         """The draft model's tags for output languages, such as <2de>."""
         return language_tags(self._draft.tokenizer.vocabulary)
 
+    @property
+    def _fixed(self) -> tuple[str, str] | tuple[None, None]:
+        """The only languages between which the target translates, if they are known."""
+        return only_languages(self._target.model.task_prefixes)
+
     def check(self, options: GenerationOptions) -> None:
         """Raise `InputError` if the draft model needs a language that cannot be derived for these options."""
         own, tokenizer = self._prompt, self._draft.tokenizer
@@ -110,8 +116,9 @@ class PromptReader:
         if not codes:
             return None, None
         known = self._target.tokenizer.languages or self._target.model.task_prefixes
-        source = self._prompt.src_lang or self._matching("src_lang", options.src_lang if known else None)
-        target = self._prompt.tgt_lang or self._matching("tgt_lang", options.tgt_lang if known else tag)
+        first, second = self._fixed
+        source = self._prompt.src_lang or self._matching("src_lang", (options.src_lang or first) if known else None)
+        target = self._prompt.tgt_lang or self._matching("tgt_lang", (options.tgt_lang or second) if known else tag)
         if target is None:
             try:
                 first_token(self._draft.model, self._draft.tokenizer, None)
@@ -147,7 +154,7 @@ class PromptReader:
         source, target = self.languages(request.options, language)
         if own.prefix is not None:
             return own.prefix + text, source, target
-        spoken = own.tgt_lang or request.options.tgt_lang or language
+        spoken = own.tgt_lang or request.options.tgt_lang or language or self._fixed[1]
         if target is None and spoken is not None and (code := matching_language(spoken, self._tags)) is not None:
             return f"{self._tags[code]} {text}", source, target
         return text, source, target

@@ -17,7 +17,7 @@ from ..models.source import AudioFrames, Source, TextTokens
 from ..sampling import Constraints, GenerationOptions
 from ..sampling.options import short_repr
 from .request import Observer, Request
-from .text_streamer import TextStreamer
+from .text_streamer import Replace, TextStreamer
 
 if TYPE_CHECKING:
     from ..drafters.draft_text import DraftText
@@ -62,10 +62,28 @@ def make_request(
         constraints=start.constraints,
         draft_texts=start.draft_texts,
         draft_length=draft_length,
-        streamer=TextStreamer(tokenizer, start.eos_token_ids, start.options.stop, prefix=start.tokens[1:]),
+        streamer=TextStreamer(
+            tokenizer,
+            start.eos_token_ids,
+            start.options.stop,
+            prefix=start.tokens[1:],
+            replace=unknown_replacement(model, tokenizer, source, start.tokens) if model.replaces_unknowns else None,
+        ),
         observer=start.observer,
         search=start.search,
     )
+
+
+def unknown_replacement(
+    model: EncoderDecoder, tokenizer: Tokenizer, source: Source, prefix: Sequence[int]
+) -> Replace | None:
+    """Return what replaces unknown tokens of an output; None if the tokenizer is of another model."""
+    from ..loading.unknown_tokens import ReplacingTokenizer
+    from .unknowns import UnknownReplacement
+
+    if not isinstance(source, TextTokens) or not isinstance(tokenizer, ReplacingTokenizer):
+        return None
+    return UnknownReplacement(model, tokenizer, source, prefix)
 
 
 class DecoderPrompt(NamedTuple):
@@ -262,8 +280,8 @@ def encode_prompt(
         raise InputError("this model transcribes speech (got text, expected audio)", "prompt", "give it an audio file")
     has_languages = src_lang is not None or tgt_lang is not None
     prefix = language_prefix(model, tokenizer, src_lang, tgt_lang) if has_languages else ""
-    if prefix:
-        if not isinstance(prompt, str) and getattr(prompt, "text", None) is None:
+    if has_languages and has_language_prefixes(model, tokenizer):
+        if prefix and not isinstance(prompt, str) and getattr(prompt, "text", None) is None:
             name = "src_lang" if tgt_lang is None else "tgt_lang"
             raise InputError("has no effect on a prompt of token ids", name, "give the text, or leave it out")
         src_lang = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..loading.tokenizer import StreamingDetokenizer, Tokenizer
+
+Replace = Callable[[Sequence[int], int], int]  # the output so far, and its next token -> the token to decode
 
 
 class TextStreamer:
@@ -16,6 +18,7 @@ class TextStreamer:
         stop: Strings that end the output, regardless of token boundaries. The text ends before the string, and text
             that may be the start of a stop string is held back.
         prefix: Ids before the first token; they add no text.
+        replace: Replaces unknown tokens; see `decoding/unknowns.py`.
     """
 
     def __init__(
@@ -24,7 +27,10 @@ class TextStreamer:
         eos_token_ids: Collection[int],
         stop: Sequence[str] = (),
         prefix: Sequence[int] = (),
+        replace: Replace | None = None,
     ) -> None:
+        self._replace = replace
+        self._tokens: list[int] = []  # the output so far, if tokens may be replaced
         self._tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
         self._stop = tuple(stop)
@@ -40,7 +46,11 @@ class TextStreamer:
         if token in self.eos_token_ids:
             self.has_ended = True
             return ""
-        text = self._detokenizer.add(token)
+        if self._replace is None:
+            text = self._detokenizer.add(token)
+        else:
+            text = self._detokenizer.add(self._replace(self._tokens, token))
+            self._tokens.append(token)
         return self._release(text) if self._stop else text
 
     def finish(self) -> str:
@@ -54,7 +64,7 @@ class TextStreamer:
 
     def text_of(self, tokens: Iterable[int]) -> str:
         """Return the text of another output, decoded with the same settings."""
-        other = TextStreamer(self._tokenizer, self.eos_token_ids, self._stop, self._prefix)
+        other = TextStreamer(self._tokenizer, self.eos_token_ids, self._stop, self._prefix, self._replace)
         return "".join([other.add(token) for token in tokens]) + other.finish()
 
     def _release(self, text: str) -> str:

@@ -82,6 +82,8 @@ def shard_model(
     full = build(1)
     if full.audio is not None:
         raise InputError(f"{checkpoint}: processes cannot share a speech model; use one process")
+    if full.replaces_unknowns:  # `aligned_position` needs the whole model
+        raise InputError(f"{checkpoint}: processes cannot share a package of Argos Translate; use one process")
     size = processes.size
     own = build(size)
     plan = shard_plan(full, own, checkpoint, processes.rank, size)

@@ -29,6 +29,7 @@ from ..engine import DEFAULT_SLOTS
 from ..errors import InputError, Message, Name, joined
 from ..loading.language_map import language_tag, languages_named
 from ..loading.pair import ModelPair
+from ..loading.task_prefixes import only_languages
 from ..rows.parts import PartScheduler
 from ..runs.log import Log
 from ..runs.places import NamedFile
@@ -46,7 +47,7 @@ from .journal import LOG_FORMAT, Journal
 from .matches import match_finder
 from .options import FORMATS_OF, DocumentOptions
 from .output import END, STANDARD, Destinations, Document, write_documents
-from .pieces import Piece, parts_of
+from .pieces import Piece, check_format, parts_of
 from .reading import DocumentFile
 from .splitting import effective_unit, source_language, target_language
 from .tokens import Literal
@@ -133,7 +134,9 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         config = config.with_memory(pair, used_languages(flags, options.unit))
         own = config.options
         prefix = flags.prefix or language_prefix(model, tokenizer, own.src_lang, own.tgt_lang)
-        languages = languages_of(named, prefix, flags.write_memory)
+        languages = languages_of(named, prefix, only_languages(model.task_prefixes), flags.write_memory)
+        if (known := target_language(languages[1], prefix)) != target:
+            documents = documents_into(known, documents, found)
         match = match_finder(config.memory, *languages) if flags.use_matches else None
         require_usable(model, tokenizer, config.options, prefix)
         say(config.describe(pair))
@@ -142,10 +145,10 @@ def decode_documents(chosen: argparse.Namespace) -> int:
         journal = opened_journal(stack, settings, places, flags.force)
         session = stack.enter_context(config.session(pair))
         settle_exactness(session, flags.slots, None if journal is None else journal.log)
-        language, target = source_language(languages[0], prefix), target_language(languages[1], prefix)
+        language = source_language(languages[0], prefix)
         rules = rules_for(session, config.options, prefix, frozenset(terms), match)
         has_match = None if match is None else rules.has_match
-        run = Run(documents, language, target, journal, found.failures, has_match)
+        run = Run(documents, language, known, journal, found.failures, has_match)
         limit: dict[str, Any] = {"max_tokens": config.options.max_tokens} if "max_tokens" in config.given else {}
         steps = partial(run.steps, rules)
         decoder = DocumentDecoder(session, rules, prefix=prefix, slots=flags.slots, steps=steps, **limit)
@@ -217,6 +220,22 @@ def readable_documents(
     return readable
 
 
+def documents_into(target: str | None, documents: Sequence[Document], found: FoundDocuments) -> list[Document]:
+    """Return the documents that are for this language, which the model determines. See `readable_documents`."""
+    suitable: list[Document] = []
+    for document in documents:
+        try:
+            with document.reading():
+                check_format(document.file.lines, document.options, target)
+        except InputError as error:
+            if document.file.name not in found.in_folders or len(documents) == 1:
+                raise
+            found.failures[document.file.name] = error
+        else:
+            suitable.append(document)
+    return suitable
+
+
 def note_encoding(file: DocumentFile, given: str) -> None:
     """Print a note if a document probably has another encoding than the given one."""
     if file.own_encoding not in (None, encoding_named(given)):
@@ -260,13 +279,17 @@ def used_languages(flags: DocumentFlags, unit: str) -> Sequence[str]:
     return ("src_lang",) if unit == "sentence" else ()  # sentence boundaries depend on the language
 
 
-def languages_of(options: GenerationOptions, prefix: str, write_memory: Path | None) -> tuple[str | None, str | None]:
-    """Return the languages of the documents and of the outputs, if they are named by the options or the prefix.
+def languages_of(
+    options: GenerationOptions, prefix: str, own: tuple[str | None, str | None], write_memory: Path | None
+) -> tuple[str | None, str | None]:
+    """Return the languages of the documents and of the outputs, if the options, the prefix or the model determine them.
+
+    own: The only languages between which the model translates, if they are known.
 
     Raises `InputError` if `write_memory` is given and a language is unknown or both languages are the same.
     """
     source, target = languages_named(prefix)
-    languages = options.src_lang or source, options.tgt_lang or target
+    languages = options.src_lang or source or own[0], options.tgt_lang or target or own[1]
     if write_memory is not None:
         if None in languages:
             way_out = Message("name them with {src_lang} and {tgt_lang}")

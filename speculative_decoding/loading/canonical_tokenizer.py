@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.ctranslate2_vocabulary import find_vocabulary
 from ..errors import InputError, note
+from .ctranslate2_tokenizer import ARGOS, ModelVocabulary
 from .languages import Languages
-from .sentencepiece_tokenizer import SPACE, SentencePieceTokenizer, T5Like, T5Tokenizer, read_sentencepiece
+from .reference_tokenizer import read_model_files
+from .sentencepiece_tokenizer import SPACE, SentencePieceTokenizer, T5Like, T5Tokenizer
 from .tokenizer import load_tokenizer, proven_record
 from .tokenizer_base import (
     MAX_FILE_BYTES,
@@ -68,11 +71,14 @@ def canonical_tokenizer(source: Path) -> FastTokenizer | None:
     assert isinstance(reference, FolderTokenizer)
     if (source / "tokenizer.json").is_file() and proven_record(source) is None:
         try:
-            other = read_sentencepiece(source)
+            other = read_model_files(source, ModelVocabulary.find(source))
         except InputError as error:
             note(f"{error}; tokenizer.json is used")
             other = None
-        if other is not None and (found := next(differences(reference, other), None)) is not None:
+        if (
+            isinstance(other, SentencePieceTokenizer)
+            and (found := next(differences(reference, other), None)) is not None
+        ):
             files = f"tokenizer.json and {other.model_file}"
             note(f"{source}: {files} differ, for example in {found}; tokenizer.json is used")
     return prove(reference, source)
@@ -88,7 +94,10 @@ def write_tokenizer(source: Path, proven: FastTokenizer | None, output: Path) ->
 
 def copy_tokenizer(source: Path, output: Path) -> dict[str, Any] | None:
     """Copy all files of a tokenizer, and return its manifest entry."""
-    for path in filter(Path.is_file, (source / name for name in TOKENIZER_FILES)):
+    paths = [source / name for name in TOKENIZER_FILES]
+    if (vocabulary := find_vocabulary(source)) is not None and vocabulary.parent != source:  # of an Argos package
+        paths += [vocabulary, source / ARGOS]
+    for path in filter(Path.is_file, paths):
         shutil.copyfile(path, output / path.name)
     record = proven_record(source)
     return None if record is None else dict(record)

@@ -19,13 +19,14 @@ from ..checkpoints import Checkpoint
 from ..checkpoints.npz import write_npz
 from ..errors import InputError, Message, Name, writing
 from ..models.base import checked_sources
-from ..runs.places import atomic_directory
+from ..runs.places import atomic_directory, require_space
 from . import hub, manifest
 from .canonical_tokenizer import canonical_tokenizer, write_tokenizer
 from .load import (
     WEIGHTS,
     Storage,
     build_model,
+    check_tokenizer,
     checked_generation_config,
     local_folder,
     model_folders,
@@ -35,6 +36,7 @@ from .load import (
 )
 from .lookup import NoFolder, download, require_hub_name
 from .names import MODELS, model_name
+from .tokenizer import load_tokenizer
 
 Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, total bytes
 
@@ -76,11 +78,14 @@ def convert(
         facts["adapter"] = converted
     tokenizer_files = tokenizer_folder(folder, config, tokenizer, opened_adapter)
     proven_tokenizer = canonical_tokenizer(tokenizer_files)
+    if tokenizer_files != folder:
+        check_tokenizer(proven_tokenizer or load_tokenizer(tokenizer_files), folder)
     model, raw, checkpoint = build_model(config, original, storage)
     checked_generation_config(folder, raw, model)
     sources = checked_sources(model, checkpoint)
     names = list(dict.fromkeys(name for joined in sources.values() for name in joined))
-    check_space(output, sum(checkpoint.info(name).nbytes for name in names))
+    way_out = Message("name a folder on a larger disk, or choose a smaller {dtype}")
+    require_space(output, sum(checkpoint.info(name).nbytes for name in names), "output", way_out)
 
     with writing(Name("output"), output, "nothing was written"), atomic_directory(output) as partial:
         write_npz(partial / WEIGHTS, tensors(original, checkpoint, names, progress))
@@ -151,15 +156,3 @@ def tensors(
         yield name, checkpoint[name]
         done += sizes[name]
         progress(name, done, total)
-
-
-def check_space(output: Path, weight_bytes: int) -> None:
-    """Raise `InputError` if the disk that holds `output` has too little free space."""
-    needed = weight_bytes + (1 << 26)  # plus 64 MB for tokenizer files and zip headers
-    existing = next(folder for folder in output.resolve().parents if folder.exists())
-    if (free := shutil.disk_usage(existing).free) < needed:
-        raise InputError(
-            f"{output}: not enough disk space (needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free)",
-            "output",
-            Message("name a folder on a larger disk, or choose a smaller {dtype}"),
-        )

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..checkpoints import ADAPTER_CONFIG, ADAPTER_FORMATS, FORMATS
+from ..checkpoints import ADAPTER_CONFIG, ADAPTER_FORMATS, CTRANSLATE2, FORMATS
+from ..checkpoints.ctranslate2_vocabulary import SEPARATE, SHARED, SPEECH
 from ..errors import InputError
 from .manifest import MANIFEST
 from .names import FORMER_NAMES, SNAPSHOTS, cache_folder_name, name_of_cache_folder, other_names
@@ -39,6 +40,7 @@ DISK_ERRORS = (
 )
 CONVERTED_WEIGHTS = "weights.npz"
 SMALL_FILES = ("config.json", "generation_config.json", ADAPTER_CONFIG, *TOKENIZER_FILES)
+CTRANSLATE2_FILES = (*SHARED, *SEPARATE, *SPEECH)
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -112,8 +114,11 @@ class Wanted:
         return self.small_files(files) + self.weights(files)
 
     def small_files(self, files: Collection[str]) -> list[str]:
-        """Return a model's files other than weights. A manifest is included only if conversion wrote it."""
-        return [file for file in files if file in SMALL_FILES or (file == MANIFEST and CONVERTED_WEIGHTS in files)]
+        """Return a model's files other than weights. Some are included only beside the weights that they belong to."""
+        wanted = {*SMALL_FILES}
+        wanted |= {MANIFEST} if CONVERTED_WEIGHTS in files else set()
+        wanted |= {*CTRANSLATE2_FILES} if CTRANSLATE2 in files else set()
+        return [file for file in files if file in wanted]
 
     def weights(self, files: Collection[str]) -> list[str]:
         """Return the weight files: a single file, or an index and its shards. Returns [] if there are no weights."""

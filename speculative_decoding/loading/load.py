@@ -24,7 +24,7 @@ from ..models.device import emulates_bfloat16, on_gpu
 from ..models.generation_config import GenerationConfig
 from ..subpackages import has_subpackage
 from . import manifest
-from .names import MODELS, SNAPSHOTS, model_name, name_of_cache_folder, shown_name
+from .names import MODELS, PACKAGE, SNAPSHOTS, model_name, name_of_cache_folder, shown_name
 from .task_prefixes import task_prefixes
 from .tokenizer import load_tokenizer
 from .tokenizer_base import TOKENIZER_FILES, Tokenizer
@@ -50,6 +50,7 @@ class ModelHandle:
 
     nbytes: the weights' size in bytes.
     quantize: bits per weight, if they are quantized while they are read.
+    named_tokenizer: the folder of the tokenizer, if the caller named one.
     """
 
     folder: Path
@@ -59,6 +60,7 @@ class ModelHandle:
     nbytes: int
     adapter: Adapter | None = None
     quantize: int | None = None
+    named_tokenizer: Path | None = None
 
     @property
     def name(self) -> str:
@@ -108,6 +110,7 @@ def open_model(
     group_size: int = 64,
     gguf_file: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
     shard: Shard | None = None,
     beside: int = 0,
 ) -> ModelHandle:
@@ -119,6 +122,7 @@ def open_model(
         group_size: Columns per group of quantized weights.
         gguf_file: A GGUF file to use instead of the folder's weights: a path, or a file name in the folder.
         adapter: A LoRA adapter to merge: a folder, or a name on the Hub.
+        tokenizer: A folder or a model on the Hub whose tokenizer replaces the model's own.
         shard: Reduces the model to this process's part, if several processes share it.
         beside: The size in bytes of a target that is loaded alongside this model.
 
@@ -148,17 +152,21 @@ def open_model(
         except Float16Error:
             if dtype is not None:
                 raise
-    tokenizer = load_tokenizer(tokenizer_folder(folder, raw, adapter=opened_adapter))
+    files = tokenizer_folder(folder, raw, tokenizer, opened_adapter)
+    opened_tokenizer = load_tokenizer(files)
+    if files != folder:
+        check_tokenizer(opened_tokenizer, folder)
     if opened_adapter is not None:
         model.adapter = opened_adapter.fingerprint
     elif isinstance(merged := facts.get("adapter"), Mapping) and "fingerprint" in merged:
         model.adapter = str(merged["fingerprint"])
-    model.pieces = tokenizer.vocabulary.pieces
-    model.task_prefixes = task_prefixes(raw)
+    model.pieces = opened_tokenizer.vocabulary.pieces
+    model.task_prefixes = task_prefixes(raw, bool(opened_tokenizer.languages))
     model.generation_config = checked_generation_config(folder, raw, model)
     if model.audio is not None:
         model.audio = resolved_audio(model, model.audio, folder, raw)
-    return ModelHandle(folder, model, tokenizer, checkpoint, nbytes, opened_adapter, quantize)
+    named_tokenizer = None if tokenizer is None else files
+    return ModelHandle(folder, model, opened_tokenizer, checkpoint, nbytes, opened_adapter, quantize, named_tokenizer)
 
 
 def resolved_audio(model: EncoderDecoder, audio: AudioConfig, folder: Path, raw: Mapping[str, Any]) -> AudioConfig:
@@ -209,7 +217,10 @@ def open_adapter(path_or_name: str | os.PathLike[str]) -> Adapter:
 
 
 def tokenizer_folder(
-    folder: Path, raw: Mapping[str, Any], named: str | None = None, adapter: Adapter | None = None
+    folder: Path,
+    raw: Mapping[str, Any],
+    named: str | os.PathLike[str] | None = None,
+    adapter: Adapter | None = None,
 ) -> Path:
     """Return the folder of a model's tokenizer: `named`, the adapter's, the model's own, or one from the Hub.
 
@@ -235,6 +246,14 @@ def tokenizer_folder(
     except InputError as error:
         problem = f"{folder} has no tokenizer, and the tokenizer of {default} is not available: {error.problem}"
         raise InputError(problem, way_out=f"copy the tokenizer's files from {default} into the folder") from error
+
+
+def check_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Raise `InputError` if a tokenizer from elsewhere contradicts the vocabulary in a CTranslate2 model's folder."""
+    from .ctranslate2_tokenizer import ModelVocabulary
+
+    if (vocabulary := ModelVocabulary.find(folder)) is not None:
+        vocabulary.check(tokenizer)
 
 
 def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: EncoderDecoder) -> GenerationConfig:
@@ -363,7 +382,10 @@ def locate(
 def local_folder(path_or_name: str | os.PathLike[str]) -> Path | None:
     """Return the folder at this path, or the one with this name in ./models or the repository's models/; else None.
 
-    Raises `InputError` for a folder in the Hub's cache that contains snapshots instead of a model.
+    The name may also be that of an Argos Translate package (`loading/argos.py`).
+
+    Raises `InputError` for a folder in the Hub's cache that contains snapshots instead of a model, and for a package
+    that is not found or damaged.
     """
     if not isinstance(path_or_name, str | os.PathLike):
         raise InputError(f"a model must be a folder or a name, not {type(path_or_name).__name__}")
@@ -375,6 +397,10 @@ def local_folder(path_or_name: str | os.PathLike[str]) -> Path | None:
                     f"model {str(path)!r} is a folder of the Hub's cache", way_out=f"name the model, {name}"
                 )
             return folder
+    if PACKAGE.match(name := str(path)):
+        from .argos import package_folder
+
+        return package_folder(name)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Names of models on the Hub and in its cache."""
+"""Names of models: on the Hub, in its cache, and of Argos Translate packages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*(?<![.-])", re.ASCII)
 MAX_CHARACTERS = 96  # in a name on the Hub
 CACHED = "models--"  # the Hub's cache has models--google--flan-t5-base/snapshots/COMMIT
 SNAPSHOTS = "snapshots"
+ARGOS = "argos:"  # before the name of an installed Argos Translate package, such as argos:en_de
+ARCHIVE = ".argosmodel"  # the suffix of a package that is not installed
+PACKAGE = re.compile(rf"{ARGOS}|.*{re.escape(ARCHIVE)}\Z", re.IGNORECASE | re.DOTALL)
+UNPACKED = re.compile(r"[0-9a-f]{64}")  # an unpacked package is in a folder named after the hash of its archive
 # Names of models that were published before the Hub had organisations. The Hub redirects these names.
 FORMER_NAMES = {f"t5-{size}": f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")}
 
@@ -48,5 +52,5 @@ def model_name(folder: Path) -> str:
 
 
 def shown_name(folder: Path) -> str:
-    """Return a model's name for display: organisation/model if it is in the Hub's cache, else the folder's path."""
-    return hub_name(folder) or str(folder)
+    """Return a model's name for display: its `model_name` if it is in the Hub's cache or unpacked, else its path."""
+    return model_name(folder) if UNPACKED.fullmatch(folder.parent.name) else hub_name(folder) or str(folder)

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, Message, note
@@ -18,6 +19,7 @@ from . import manifest
 from .draft_head import DraftHeadHandle, open_draft
 from .load import ModelHandle, Shard, open_model
 from .names import shown_name
+from .tokenizer_base import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from .self_draft import SelfDraft
@@ -72,7 +74,11 @@ class ModelPair:
         """The models' folders or Hub names, as shown in the statistics."""
         draft = None if self.draft is None else shown_name(self.draft.folder)
         names = {"model": shown_name(self.target.folder), "draft_model": draft}
-        return names if self.target.adapter is None else names | {"adapter": shown_name(self.target.adapter.folder)}
+        if self.target.adapter is not None:
+            names["adapter"] = shown_name(self.target.adapter.folder)
+        if self.target.named_tokenizer is not None:
+            names["tokenizer"] = shown_name(self.target.named_tokenizer)
+        return names
 
     def load_weights(self, given: Collection[str] = ()) -> None:
         """Load all weights. A draft model whose encoder is identical to the target's shares the target's encoder.
@@ -112,6 +118,7 @@ def open_pair(
     group_size: int | None = None,
     gguf_file: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
     shard: Shard | None = None,
 ) -> ModelPair:
     """Open a target and its draft, and check that they are compatible, without reading weights.
@@ -124,6 +131,7 @@ def open_pair(
         group_size: Columns per group of quantized weights (default: 64).
         gguf_file: A GGUF file to use instead of the weights in the target's folder.
         adapter: A LoRA adapter to merge into the target.
+        tokenizer: A folder or a model on the Hub whose tokenizer replaces the target's own.
         shard: Reduces the target to this process's part, if several processes share it.
 
     Raises:
@@ -147,6 +155,7 @@ def open_pair(
         group_size=group_size,
         gguf_file=gguf_file,
         adapter=adapter,
+        tokenizer=tokenizer,
         shard=shard,
     )
     if draft is None:
@@ -216,7 +225,14 @@ def fingerprint(handle: ModelHandle | SelfDraft | DraftHeadHandle) -> str:
         return hashlib.sha256(f"{fingerprint(handle.target)} {handle.bits} {handle.group_size}".encode()).hexdigest()
     files: Mapping[str, Any] = manifest.read(handle.folder)["files"]
     if not files:
-        files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in handle.folder.iterdir()}
+        folder = handle.folder
+        paths = [*folder.iterdir(), *folder.glob("model/*")]  # the weights of an Argos Translate package are in model/
+        dates = {path.relative_to(folder).as_posix(): path.stat() for path in paths}
+        files = {name: [status.st_size, int(status.st_mtime)] for name, status in dates.items()}
     if isinstance(handle, ModelHandle) and handle.adapter is not None:
         files = {**files, "adapter": handle.adapter.fingerprint}
+    if isinstance(handle, ModelHandle) and handle.named_tokenizer is not None:
+        named = filter(Path.is_file, (handle.named_tokenizer / name for name in TOKENIZER_FILES))
+        hashes = {path.name: manifest.sha256(path) for path in named}
+        files = {**files, "tokenizer": [handle.tokenizer.vocabulary.fingerprint, hashes]}
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()

@@ -19,6 +19,7 @@ from typing import Any
 from ..checkpoints.files import open_regular, read_json_object
 from ..errors import InputError
 from ..sampling.options import short_repr
+from .ctranslate2_tokenizer import SEPARATE_MODELS, SHARED_MODELS, WAY_OUT, ModelVocabulary, read_ctranslate2
 from .hub import require_address
 from .languages import Languages
 from .sentencepiece_tokenizer import read_sentencepiece
@@ -42,19 +43,45 @@ MODEL_TYPE = re.compile(rb'"model"\s*:\s*\{\s*"type"\s*:\s*"(\w+)"')
 
 def read_reference(folder: Path) -> FolderTokenizer:
     """Read a folder's tokenizer. tokenizer.json takes precedence over other vocabularies. Raises `InputError`."""
-    check_files(folder)
+    vocabulary = ModelVocabulary.find(folder)
+    check_files(folder, vocabulary)
     check_contents(folder)
-    if not (folder / "tokenizer.json").is_file() and (tokenizer := read_sentencepiece(folder)) is not None:
-        return tokenizer
-    return read_with_transformers(folder)
+    if not (folder / "tokenizer.json").is_file():
+        if (tokenizer := read_model_files(folder, vocabulary)) is not None:
+            return tokenizer
+        if vocabulary is not None:
+            require_class(folder, vocabulary)
+    tokenizer = read_with_transformers(folder, vocabulary)
+    if vocabulary is not None:
+        vocabulary.check(tokenizer)
+    return tokenizer
 
 
-def check_files(folder: Path) -> None:
+def read_model_files(folder: Path, vocabulary: ModelVocabulary | None) -> FolderTokenizer | None:
+    """Read the files of a folder without its tokenizer.json. Returns None if transformers must read them."""
+    if vocabulary is None:
+        return read_sentencepiece(folder)
+    from .argos_bpe import read_bpe
+
+    return read_bpe(folder) or read_ctranslate2(folder, vocabulary)
+
+
+def require_class(folder: Path, vocabulary: ModelVocabulary) -> None:
+    """Raise `InputError` if nothing tells how to read the files beside a CTranslate2 vocabulary."""
+    if not vocabulary.family_config(folder):
+        found = ", ".join(
+            {vocabulary.path.name: None} | {name: None for name in TOKENIZER_FILES if (folder / name).is_file()}
+        )
+        needed = ", ".join(("tokenizer.json", *SHARED_MODELS, " and ".join(SEPARATE_MODELS)))
+        raise InputError(f"{folder}: found {found}, but no tokenizer (expected one of {needed})", way_out=WAY_OUT)
+
+
+def check_files(folder: Path, vocabulary: ModelVocabulary | None = None) -> None:
     """Raise `InputError` for a folder without tokenizer files, or with files that are too large or hostile."""
     found = [folder / name for name in TOKENIZER_FILES if (folder / name).exists()]
     for path in found:
         open_regular(path, MAX_FILE_BYTES).close()
-    if not found and tokenizer_class(folder) != BYTES:
+    if not found and vocabulary is None and tokenizer_class(folder) != BYTES:
         raise InputError(f"{folder}: no tokenizer found; add tokenizer.json, or the files that it was made from")
     for path in found:
         if path.name in SIDE_FILES:
@@ -78,7 +105,7 @@ def check_contents(folder: Path) -> None:
                 check(path.read_bytes())
 
 
-def read_with_transformers(folder: Path) -> FolderTokenizer:
+def read_with_transformers(folder: Path, vocabulary: ModelVocabulary | None = None) -> FolderTokenizer:
     """Read a folder with `AutoTokenizer`.
 
     The class that a folder names, or that its `model_type` implies, always builds one type of model, such as BPE.
@@ -92,7 +119,7 @@ def read_with_transformers(folder: Path) -> FolderTokenizer:
     stated = stated_model(folder / "tokenizer.json")
     classes: list[Any] = [AutoTokenizer] if stated is None else [AutoTokenizer, PreTrainedTokenizerFast]
     reason = ""
-    with data_only(folder) as data, quiet():
+    with data_only(folder, vocabulary) as data, quiet():
         for each in classes:
             try:
                 loaded = each.from_pretrained(data, local_files_only=True, trust_remote_code=False)
@@ -135,12 +162,12 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def data_only(folder: Path) -> Iterator[Path]:
+def data_only(folder: Path, vocabulary: ModelVocabulary | None = None) -> Iterator[Path]:
     """Yield a folder with only a tokenizer's data: no Python files, and no fields that name code or other files."""
     with ExitStack() as stack:
         try:
             data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            copy_data(folder, data)
+            copy_data(folder, data, vocabulary)
         except OSError as error:
             raise InputError(
                 f"{folder}: its tokenizer's files cannot be copied to a temporary folder ({error.strerror or error})",
@@ -149,7 +176,7 @@ def data_only(folder: Path) -> Iterator[Path]:
         yield data
 
 
-def copy_data(folder: Path, data: Path) -> None:
+def copy_data(folder: Path, data: Path, vocabulary: ModelVocabulary | None = None) -> None:
     """Copy the files that define a tokenizer, leaving out fields that name code or other files."""
     for path in (folder / name for name in TOKENIZER_FILES if (folder / name).is_file()):
         if path.name == "tokenizer_config.json":
@@ -161,7 +188,8 @@ def copy_data(folder: Path, data: Path) -> None:
             (data / path.name).write_bytes(content.removeprefix(BOM_UTF8))
         else:
             (data / path.name).symlink_to(path.resolve())
-    (data / "config.json").write_text(json.dumps(family_config(folder)), encoding="utf-8")
+    family = family_config(folder) if vocabulary is None else vocabulary.family_config(folder)
+    (data / "config.json").write_text(json.dumps(family), encoding="utf-8")
 
 
 def with_tokens_of_version_5(path: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 from ..errors import InputError
 from ..sampling.options import short_repr
 from . import language_codes
+from .languages import UNDERSCORES
 from .tokenizer_base import FolderTokenizer, tokenizer_errors
 from .tokenizer_settings import languages_of, model_type_of, settings_of, tokenizer_class
 
@@ -48,10 +49,12 @@ class Settings:
 
     options: The fields of tokenizer_config.json, and the tokens in special_tokens_map.json.
     added: The added tokens by id.
+    pieces: Piece -> id, in place of a vocab.json.
     """
 
     options: Mapping[str, Any]
     added: Mapping[int, Token]
+    pieces: Mapping[str, int] | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Settings:
@@ -116,6 +119,8 @@ class SentencePieceTokenizer(FolderTokenizer):
 
     Each subclass corresponds to a class of transformers 4.46. Its `set_up` sets `pieces`, the piece of each id before
     tokens are added, and `ids`, the id of each piece that SentencePiece can produce.
+
+    model_file: Overrides the usual name of the SentencePiece model.
     """
 
     model_file = "spiece.model"
@@ -127,8 +132,9 @@ class SentencePieceTokenizer(FolderTokenizer):
     before: Sequence[str] = ()  # names of the special tokens that precede a text
     after: Sequence[str] = ("eos_token",)
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, settings: Settings, model_file: str | None = None) -> None:
         self.folder, self.settings = folder, settings
+        self.model_file = model_file or self.model_file
         self.processor = read_model(folder / self.model_file)
         self.named = {name: settings.options.get(name, self.defaults.get(name)) for name in NAMED}
         self.additional: list[Token | str] = settings.additional() or []
@@ -155,6 +161,11 @@ class SentencePieceTokenizer(FolderTokenizer):
     def language_tokens(self) -> Mapping[int, str]:
         """Return the candidates for language tokens, keyed by id."""
         return {index: token.content for index, token in self.added.items()}
+
+    def ids_of_pieces(self) -> dict[str, int]:
+        """Return the id of each piece, for families whose vocabulary is separate from the SentencePiece model."""
+        pieces = self.settings.pieces
+        return read_vocabulary(self.folder / "vocab.json") if pieces is None else dict(pieces)
 
     def _add_special_tokens(self) -> dict[str, int]:
         """Assign ids to special tokens without one, and return the ids of all tokens."""
@@ -430,10 +441,14 @@ class M2M100Tokenizer(SentencePieceTokenizer):
     )
 
     def set_up(self) -> None:
-        known = read_vocabulary(self.folder / "vocab.json")
+        known = self.ids_of_pieces()
         codes = {"m2m100": language_codes.M2M100, "wmt21": language_codes.WMT21}
         name = self.settings.options.get("language_codes", "m2m100")
         tokens = {f"__{code}__": len(known) + index for index, code in enumerate(codes[name])}
+        if self.settings.pieces is not None:  # they include the language tokens, and fillers that follow these
+            languages = (token.content for token in self.added.values() if re.fullmatch(UNDERSCORES, token.content))
+            tokens = {token: known[token] for token in languages}
+            known = {piece: index for piece, index in known.items() if index < min(tokens.values())}
         by_id = {index: piece for piece, index in known.items()}
         unknown = content_of(self.named["unk_token"] or "")
         self.pieces = [by_id.get(index, unknown) for index in range(len(known))]
@@ -455,8 +470,9 @@ class MarianTokenizer(SentencePieceTokenizer):
     def set_up(self) -> None:
         if self.settings.flag("separate_vocabs", False):
             raise InputError(f"{self.folder}: 'separate_vocabs' of its tokenizer_config.json is not supported")
-        self.target = read_model(self.folder / "target.spm")
-        self.ids = read_vocabulary(self.folder / "vocab.json")
+        is_only = self.model_file != "source.spm"  # one model for sources and outputs
+        self.target = self.processor if is_only else read_model(self.folder / "target.spm")
+        self.ids = self.ids_of_pieces()
         unknown = content_of(self.named["unk_token"] or "")
         by_id = {index: piece for piece, index in self.ids.items()}
         self.pieces = [by_id.get(index, unknown) for index in range(len(self.ids))]

@@ -1,4 +1,7 @@
-"""The prefixes in config.json that select a T5 model's task, such as "translate English to German: "."""
+"""The prefixes in config.json that select a T5 model's task, such as "translate English to German: ".
+
+The prefix of a translation may be empty: the model translates this pair of languages, and its prompts have no prefix.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,21 @@ from typing import Any
 from ..errors import InputError
 
 Pairs = Mapping[tuple[str, str], str]  # language pair (source, target) -> prefix
-TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")
+TRANSLATION = re.compile(r"translation_([\w-]+)_to_([\w-]+)")
 
 
-def task_prefixes(config: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the prefixes in a config.json, keyed by task name, such as translation_en_to_de."""
+def task_prefixes(config: Mapping[str, Any], has_languages: bool = False) -> Mapping[str, str]:
+    """Return the prefixes in a config.json, keyed by task name, such as translation_en_to_de.
+
+    has_languages: Whether the tokenizer has language tokens, which select the languages if the prefix is empty.
+    """
     tasks = config.get("task_specific_params")
     prefixes = {
         name: prefix
         for name, task in (tasks.items() if isinstance(tasks, dict) else ())
-        if isinstance(task, dict) and isinstance(prefix := task.get("prefix"), str) and prefix.strip()
+        if isinstance(task, dict)
+        and isinstance(prefix := task.get("prefix"), str)
+        and (prefix.strip() or (prefix == "" and not has_languages and TRANSLATION.fullmatch(name)))
     }
     return MappingProxyType(prefixes)  # MLX would treat a dict as model parameters
 
@@ -28,6 +36,12 @@ def translation_prefixes(tasks: Mapping[str, str]) -> dict[tuple[str, str], str]
     """Return the prefixes of the translation tasks, keyed by language pair."""
     found = ((TRANSLATION.fullmatch(name), prefix) for name, prefix in tasks.items())
     return {(match[1], match[2]): prefix for match, prefix in found if match}
+
+
+def only_languages(tasks: Mapping[str, str]) -> tuple[str, str] | tuple[None, None]:
+    """Return the only languages between which a model translates without a prefix, or (None, None) for other models."""
+    pairs = translation_prefixes(tasks)
+    return next(iter(pairs)) if [*pairs.values()] == [""] else (None, None)
 
 
 def matching_pair(pairs: Collection[tuple[str, str]], source: str, target: str) -> tuple[str, str] | None:
@@ -54,8 +68,9 @@ def chosen_prefix(tasks: Mapping[str, str], source: str | None, target: str | No
         raise InputError("is missing", missing, f"choose one of {names}")
     known = ", ".join(f"{first} to {second}" for first, second in sorted(pairs))
     wanted = " to ".join(filter(None, (source, target)))
+    has = "has prefixes for" if any(pairs.values()) else "only translates"
     raise InputError(
-        f"this model has prefixes for {known}, not for {wanted}",
+        f"this model {has} {known}, not {'for ' * any(pairs.values())}{wanted}",
         "src_lang" if target is None else "tgt_lang",
         "choose one of these pairs, or leave it out",
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # imported at run time only for tokenizers with language toke
 
 # Every file that a tokenizer may use.
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm", "target.spm")
+CTRANSLATE2 = ("shared_vocabulary.json", "shared_vocabulary.txt")  # defines the ids of a SentencePiece model's pieces
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -27,10 +28,12 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     *SENTENCEPIECE,
     "sentencepiece.model",
+    "bpe.model",  # of Argos Translate packages
     "vocab.json",
     "merges.txt",
     "vocab.txt",
     "dict.txt",
+    *CTRANSLATE2,
 )
 MAX_IDS = 1 << 24
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -101,7 +104,12 @@ class FolderTokenizer(ABC):
         pieces: Piece -> id, for all tokens.
         languages: Adds language tokens; None for most models, which have none.
         cleans_up: Whether `decode` cleans up spaces.
+
+    Attributes:
+        waits_for_end: Whether later tokens may change the text of any earlier token.
     """
+
+    waits_for_end = False
 
     def __init__(self, pieces: Mapping[str, int], languages: Languages | None, cleans_up: bool) -> None:
         if (last := max(pieces.values(), default=0)) >= MAX_IDS:  # `tokenizers` allocates memory for all lower ids

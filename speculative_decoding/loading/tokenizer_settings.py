@@ -20,7 +20,8 @@ CLASSES = {
     "M2M100Tokenizer": (UNDERSCORES, "en"),
 }
 GENERAL_CLASSES = (None, "PreTrainedTokenizer", "TokenizersBackend")  # classes that any family may use
-MULTILINGUAL = (None, "mbart", "m2m_100", "nllb-moe")  # values of `model_type`; None if there is no config.json
+OPENNMT = "opennmt"  # `model_type` of models converted from CTranslate2's format, which may be of any family
+MULTILINGUAL = (None, "mbart", "m2m_100", "nllb-moe")  # results of `model_type_of`
 
 
 def settings_of(path: Path) -> dict[str, Any]:
@@ -38,8 +39,9 @@ def tokenizer_class(folder: Path) -> str | None:
 
 
 def model_type_of(folder: Path) -> str | None:
+    """Return the `model_type` that determines the tokenizer, or None if config.json names none."""
     model_type = settings_of(folder / "config.json").get("model_type")
-    return model_type if isinstance(model_type, str) else None
+    return model_type if isinstance(model_type, str) and model_type != OPENNMT else None
 
 
 def family_config(folder: Path) -> dict[str, str]:

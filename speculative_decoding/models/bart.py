@@ -13,13 +13,14 @@ from typing import Annotated
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
 from ..sampling.values import Bool, Int, Text
 from .absolute_positions import LearnedPositions, SinusoidalPositions, causal_mask
 from .architecture import Architecture
-from .attention import repeat_for_heads
+from .attention import repeat_for_heads, split_heads
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, padding_mask
 from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields
@@ -158,6 +159,10 @@ class BartConfig(TransformerConfig):
     static_position_embeddings: Annotated[bool, Bool()] = False
     is_gated_act: Annotated[bool, Bool()] = False
     rms_norm: Annotated[bool, Bool()] = False
+    # Unknown tokens of an output may be replaced by the source tokens that this many heads of this layer attend to.
+    replace_unknowns: Annotated[bool, Bool()] = False
+    alignment_layer: Annotated[int, Int(-512, 511)] = -1
+    alignment_heads: Annotated[int, Int(0, 1 << 12)] = 1  # 0 means all
     has_logits_bias: bool = False
     has_source_embedding: bool = False
 
@@ -173,6 +178,10 @@ class BartConfig(TransformerConfig):
         self.check_heads()
         if self.d_model % 2:
             raise CheckpointError(f"config.json: 'd_model' must be even, not {self.d_model}")
+        if not -self.decoder_layers <= self.alignment_layer < self.decoder_layers:
+            raise CheckpointError(f"config.json: 'alignment_layer' of {self.alignment_layer} does not exist")
+        if self.alignment_heads > self.decoder_attention_heads:
+            raise CheckpointError(f"config.json: 'alignment_heads' of {self.alignment_heads} do not exist")
         if not self.share_encoder_decoder_embeddings:
             raise CheckpointError(
                 "config.json: 'share_encoder_decoder_embeddings' must be true, not false: separate source and target "
@@ -282,6 +291,43 @@ class Stack(nn.Module):
             hidden.append(x)
         return [x.reshape(batch, length, -1) for x in hidden]
 
+    def cross_attention_scores(
+        self,
+        embedded: mx.array,
+        position_table: mx.array,
+        projections: Sequence[tuple[mx.array, mx.array]],
+        heads: Sequence[tuple[int, int]],
+        scale: float,
+    ) -> tuple[mx.array, mx.array]:
+        """Run the decoder on a complete output.
+
+        Args:
+            embedded: (1, L, d).
+            position_table: `self.positions.table(L)`.
+            projections: Each layer's cross keys and values.
+            heads: (layer, head) pairs.
+            scale: Multiplies attention scores.
+
+        Returns:
+            The cross-attention scores before the softmax, (heads, L, S), and the output of the last layer, (L, d).
+        """
+        length = embedded.shape[1]
+        positions = mx.arange(length)[None]
+        x = self.inputs(embedded, position_table, positions)
+        mask = causal_mask(positions, length, x.dtype)
+        source_mask = mx.zeros((1, 1, 1, projections[0][0].shape[2]), x.dtype)
+        scores: dict[int, mx.array] = {}
+        read = {layer for layer, _ in heads}
+        for i, (layer, (keys, values)) in enumerate(zip(self.layers, projections, strict=True)):
+            cache = CrossAttentionCache(keys, values)
+            if i in read:
+                attended = layer.residual(x, layer.self_norm, layer.self_attention, 1, mask, cache)
+                inputs = layer.cross_norm(attended) if layer.norm_first else attended
+                queries = split_heads(layer.cross_attention.q(inputs), 1, keys.shape[1])
+                scores[i] = (queries * scale) @ keys.swapaxes(-1, -2)  # (1, H, L, S)
+            x = layer(x, 1, mask, source_mask, cache)
+        return mx.stack([scores[layer][0, head] for layer, head in heads]), x
+
     def inputs(self, embedded: mx.array, table: mx.array, positions: mx.array) -> mx.array:
         """Embeddings (B, L, d) -> the input of the first layer, (B * L, d).
 
@@ -305,6 +351,7 @@ class BART(EncoderDecoder):
         super().__init__()
         self.config = config
         self.max_source_tokens = config.max_position_embeddings
+        self.replaces_unknowns = config.replace_unknowns
         if config.family.learned_positions:
             self.max_positions = config.max_position_embeddings
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
@@ -338,6 +385,20 @@ class BART(EncoderDecoder):
         if self.config.has_source_embedding:
             embedded = self.source_embedding(tokens) * self.config.embedding_scale
         return self.encoder.encode(embedded, mask)
+
+    def aligned_position(self, tokens: Sequence[int], encoder_output: mx.array, positions: Sequence[int]) -> int:
+        """Return the source position with the highest attention weight for the next token.
+
+        Averages the weights of the first `alignment_heads` heads of a layer, as CTranslate2 does.
+        """
+        config = self.config
+        layer = config.alignment_layer % config.decoder_layers
+        heads = [(layer, head) for head in range(config.alignment_heads or config.decoder_attention_heads)]
+        projections = self.cross_projections(encoder_output)
+        embedded, table = self.embed(mx.array([[*tokens]])), self.position_table(len(tokens))
+        scores, _ = self.decoder.cross_attention_scores(embedded, table, projections, heads, config.decoder.scale)
+        weights = mx.softmax(scores[:, -1].astype(mx.float32), axis=-1).mean(axis=0)
+        return positions[int(np.argmax(np.array(weights)[[*positions]]))]
 
     def position_table(self, capacity: int) -> mx.array:
         return self.decoder.positions.table(capacity)
@@ -429,7 +490,8 @@ def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoi
 
 def fits_float16(raw: RawConfig) -> bool:
     """Return whether norms follow blocks, as in BART and Marian. Such norms keep the residual stream bounded."""
-    return not BartConfig.from_dict(raw).norm_first
+    norm_first = FAMILIES[raw["model_type"]].norm_first
+    return not (raw.get("normalize_before", norm_first) if raw["model_type"] == OPENNMT else norm_first)
 
 
 ARCHITECTURE = Architecture(BART, BartConfig.from_dict, adapted, token_tables, fits_float16)

@@ -49,6 +49,7 @@ class EncoderDecoder(nn.Module):
     # The piece of each id, if the model was loaded with a tokenizer. Not a dict, which MLX would treat as parameters.
     pieces: Mapping[int, str] | None = None
     task_prefixes: Mapping[str, str] = MappingProxyType({})  # the prefixes in config.json, keyed by task name
+    replaces_unknowns: bool = False  # whether the text shows the source pieces for which outputs contain `<unk>`
     adapter: str | None = None  # the fingerprint of the adapter that was merged into the weights
     generation_config: GenerationConfig = GenerationConfig()
     audio: AudioConfig | None = None  # None if sources are token ids rather than `AudioFrames`
@@ -235,6 +236,16 @@ class EncoderDecoder(nn.Module):
         layers = [CrossAttentionCache(keys, values) for keys, values in self.cross_projections(encoder_output)]
         positions = self.positions([0], length, length)
         return self.decoder_hidden(tokens, positions, table, padding_mask(mask, encoder_output.dtype), layers)
+
+    def aligned_position(self, tokens: Sequence[int], encoder_output: mx.array, positions: Sequence[int]) -> int:
+        """Return the source position that the output's next token translates. Only models with `replaces_unknowns`.
+
+        Args:
+            tokens: The decoder's tokens, beginning with the start token.
+            encoder_output: (1, S, M).
+            positions: The possible source positions.
+        """
+        raise NotImplementedError
 
     def keep_full_cross_attention(self) -> None:
         """Make new caches hold all heads' cross keys and values, which a draft head needs. Only shards hold fewer."""

@@ -17,9 +17,9 @@ import mlx.nn as nn
 from ..checkpoints import Checkpoint, TensorInfo
 from ..errors import CheckpointError
 from ..sampling.values import Bool, Int
-from .absolute_positions import LearnedPositions, causal_mask, sinusoids
+from .absolute_positions import LearnedPositions, sinusoids
 from .architecture import Architecture
-from .attention import split_heads, window_softmax
+from .attention import window_softmax
 from .backend import replaced_on_cpu
 from .bart import DECODER_LAYER, ENCODER_LAYER, Stack, TransformerConfig
 from .base import EncoderDecoder
@@ -177,22 +177,10 @@ class Whisper(EncoderDecoder):
             The cross-attention scores before the softmax, (heads, L, S), and the input of the output head,
             (1, L, d_model).
         """
-        length = tokens.shape[1]
-        positions = mx.arange(length)[None]
-        x = self.decoder.inputs(self.embed(tokens), self.position_table(length), positions)
-        mask = causal_mask(positions, length, x.dtype)
-        source_mask = mx.zeros((1, 1, 1, encoder_output.shape[1]), x.dtype)
-        scores: dict[int, mx.array] = {}
-        read = {layer for layer, _ in heads}
         projections = self.cross_projections(encoder_output)
-        for i, (layer, (keys, values)) in enumerate(zip(self.decoder.layers, projections, strict=True)):
-            cache = CrossAttentionCache(keys, values)
-            if i in read:
-                attended = layer.residual(x, layer.self_norm, layer.self_attention, 1, mask, cache)
-                queries = split_heads(layer.cross_attention.q(layer.cross_norm(attended)), 1, keys.shape[1])
-                scores[i] = (queries * self.config.decoder.scale) @ keys.swapaxes(-1, -2)  # (1, H, L, S)
-            x = layer(x, 1, mask, source_mask, cache)
-        return mx.stack([scores[layer][0, head] for layer, head in heads]), self.final_states(x)[None]
+        embedded, table = self.embed(tokens), self.position_table(tokens.shape[1])
+        scores, x = self.decoder.cross_attention_scores(embedded, table, projections, heads, self.config.decoder.scale)
+        return scores, self.final_states(x)[None]
 
     def head_weights(self, d_ff: int) -> dict[str, mx.array]:
         """Return the last layer's cross-attention and its strongest feed-forward units.

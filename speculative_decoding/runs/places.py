@@ -88,6 +88,15 @@ def require_folder(path: Path, option: str) -> None:
         raise InputError(f"{existing} is not writable", option, Message("name another {option}", option=Name(option)))
 
 
+def require_space(path: Path, nbytes: int, option: str | None, way_out: str | Message) -> None:
+    """Raise `InputError` if the disk that will hold `path` has too little free space for `nbytes` and small files."""
+    needed = nbytes + (1 << 26)  # plus 64 MB for tokenizer files and zip headers
+    existing = next(folder for folder in path.resolve().parents if folder.exists())
+    if (free := shutil.disk_usage(existing).free) < needed:
+        sizes = f"needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+        raise InputError(f"{path}: not enough disk space ({sizes})", option, way_out)
+
+
 def folded(name: str) -> str:
     """Return a string that is equal for all names that a file system may treat as the same file."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())

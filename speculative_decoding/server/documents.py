@@ -22,6 +22,7 @@ from ..documents.results import DecodedPiece
 from ..documents.splitting import effective_unit, source_language, target_language
 from ..documents.tokens import Block, Literal
 from ..errors import InputError, Message
+from ..loading.language_map import languages_named
 from ..sampling import GenerationOptions
 from ..sampling.options import validate
 from ..sampling.values import Text
@@ -41,12 +42,14 @@ class Prompting:
         options: The options of all prompts. `max_tokens` is the maximum; the limit for a short source is smaller.
         session: The models. The target's tokenizer counts the tokens of the sources.
         limits: The limits of the server.
+        languages: The languages of the texts and the outputs, according to the request. Empty if it names none.
     """
 
     prefix: str
     options: GenerationOptions
     session: Session
     limits: Limits
+    languages: tuple[str, str] = ("", "")
 
     def prompt(self, text: str) -> dict[str, Any]:
         """Return the prompt for a source, and its options."""
@@ -94,8 +97,9 @@ class Document:
     def begin(self, prompting: Prompting) -> None:
         """Set `prompting`, and `parts` to an iterator. Each step of the iterator may take seconds."""
         self.prompting = prompting
-        language = source_language(prompting.options.src_lang, prompting.prefix)
-        target = target_language(prompting.options.tgt_lang, prompting.prefix)
+        options, named = prompting.options, languages_named(prompting.prefix)
+        language = source_language(options.src_lang or named[0] or prompting.languages[0], prompting.prefix)
+        target = target_language(options.tgt_lang or named[1] or prompting.languages[1], prompting.prefix)
         self.parts = parts_of(StringIO(self.text, newline=""), self._options, language, target)
         self._rules = Rules(fitting(prompting))
 

@@ -275,7 +275,7 @@ class Translator:
         most = limits.max_output_tokens if session.model.max_positions is None else session.model.max_positions
         tokens = min(limits.max_output_tokens, most)
         defaults = replace(self.service.options, max_tokens=tokens, src_lang=None, tgt_lang=None)
-        return Prompting(prefix, defaults.override_for_row(options), session, limits)
+        return Prompting(prefix, defaults.override_for_row(options), session, limits, (source, target))
 
 
 async def in_thread(request: Request, work: Callable[[], Result]) -> Result:

@@ -50,6 +50,12 @@ class TrainFlags(TrainingOptions):
         "LoRA adapter of the target, which PEFT saved: a folder, or a name on the Hub",
         Flag(metavar="NAME"),
     ] = None
+    tokenizer: A[
+        str | None,
+        Text(),
+        "use the tokenizer of this folder, or of this model on the Hub, for the target (default: the target's own)",
+        Flag(metavar="NAME"),
+    ] = None
     minutes: A[float | None, Number(0, exclusive=True), "training time, without preparing outputs and features"] = None
     steps: A[int | None, Int(1), "number of training steps; the same seed gives the same weights"] = None
     resume: A[bool, Bool(), "continue an unfinished training run with the same options"] = False
@@ -116,7 +122,7 @@ def train(chosen: argparse.Namespace) -> int:
     prompts: dict[str, Sequence[Prompt]] = {}
     prompts |= {str(path): read_prompts(path, Name("prompts")) for path in chosen.prompts}
     prompts |= {str(path): read_manifest(path) for path in chosen.audio_manifest}
-    target = open_model(folder, dtype="float32", adapter=flags.adapter)
+    target = open_model(folder, dtype="float32", adapter=flags.adapter, tokenizer=flags.tokenizer)
     require_readable(target, flags, bool(chosen.audio_manifest))
     draft = open_initial_draft(flags, target)
     work = flags.output.with_name(flags.output.name + ".training")

@@ -184,9 +184,10 @@ class Unread(Checkpoint):
         return self._inner[name]
 
 
-def refusal(name: str, processes: int, bits: int | None = None) -> str:
+def refusal(name: str, processes: int, bits: int | None = None, **fields: Any) -> str:
+    """fields: replace fields of config.json."""
     folder = GOLDENS / name
-    raw = checkpoints.read_config(folder)
+    raw = checkpoints.read_config(folder) | fields
     raw, checkpoint = models.find(raw).adapt(raw, checkpoints.read(folder))
     _, raw, checkpoint = build_model(raw, checkpoint, Storage(quantize=bits, group_size=32))
     unread = Unread(checkpoint)
@@ -207,6 +208,8 @@ def test_a_model_that_cannot_be_sharded_is_refused_with_valid_process_counts() -
         ("t5gemma", 8, "decoder.num_kv_heads 2, decoder.d_ff 32; use 2 or 4"),
     ):
         assert words in refusal(name, processes)
+    package = {"model_type": "opennmt", "static_position_embeddings": True, "replace_unknowns": True}
+    assert "cannot share a package of Argos Translate; use one process" in refusal("m2m_100", 2, **package)
     quantized = refusal("t5", 4, bits=4)
     assert "num_heads 4, d_ff 64 and groups of quantized columns; use one" in quantized
 

@@ -154,3 +154,18 @@ def test_a_model_with_languages_needs_both() -> None:
         for fields, missing in (({"target": "de"}, "source"), ({"source": "en"}, "target")):
             refused = server.post("/translate", q="abc", **fields)
             assert refused.status_code == 400 and f"{missing}: is missing or empty" in refused.text
+
+
+def test_the_languages_of_a_request_are_those_of_its_texts() -> None:
+    """Prompts without a prefix, such as those of an Argos Translate package, do not name the languages."""
+    catalog = 'msgid ""\nmsgstr ""\n"Language: \\n"\n\nmsgid "A page"\nmsgstr ""\n'
+    text, own = "Am 3. Mai.", bundled.__wrapped__()
+    one, two = own.generate(text, max_tokens=60).text, own.document(text, max_tokens=60).text  # the latter as English
+    assert one != two
+    with serving(limits=LIMITS, prefixes={("en", "de"): "", ("de", "en"): ""}) as server, server.client() as client:
+        for source, target, expected in (("en", "de", two), ("German", "English", one)):
+            pair = {"source": source, "target": target}
+            sent = client.post("/translate_file", data=pair, files={"file": ("in.po", catalog.encode())}).json()
+            written = client.get(sent["translatedFileUrl"]).text
+            assert f'"Language: {"de" if target == "de" else "en"}\\n"' in written
+            assert client.post("/translate", json={"q": text, **pair}).json()["translatedText"] == expected

@@ -52,7 +52,13 @@ EXTENSION_POINTS = {
 }
 TOP_LEVEL_MODULES = 13
 PARAMETERS = 8
-PARAMETERS_MAY_BE_MORE = {"session.load", "generate.batch_generate"}  # users write its arguments by name
+# Users write the arguments of the first two by name. The others pass on those of `load`, also by name.
+PARAMETERS_MAY_BE_MORE = {
+    "session.load",
+    "generate.batch_generate",
+    "loading.pair.open_pair",
+    "loading.load.open_model",
+}
 
 NOW, LATE, TYPING = "when the module is imported", "in a function", "for type checkers"
 
@@ -183,17 +189,19 @@ def test_the_package_imports_neither_tests_nor_benchmarks_nor_itself_by_name() -
             assert not {each.split(".")[0] for each in names} & {"benchmarks", "tests", PACKAGE.name}, name
 
 
-# Tokenizer files differ by family, SentencePiece's own `model_type` is its algorithm, the GGUF reader supports T5, and
-# the kernels to check depend on the architecture.
+# Tokenizer files differ by family, SentencePiece's own `model_type` is its algorithm, the readers of GGUF and
+# CTranslate2 files name the family, and the kernels to check depend on the architecture.
 MAY_KNOW_FAMILIES = {
     "doctor.kernel_checks",
     "loading.tokenizer_settings",
     "loading.canonical_tokenizer",
+    "loading.ctranslate2_tokenizer",
     "checkpoints.gguf",
+    "checkpoints.ctranslate2_layout",
 }
 
 
-def test_only_models_and_four_modules_depend_on_the_family() -> None:
+def test_only_models_and_few_modules_depend_on_the_family() -> None:
     """Others neither import an architecture nor read `model_type`."""
     others = {name: text for name, text in MODULES.items() if not name.startswith("models.")}
     found = {each.importer for each in imports_of(others) if re.match(r"models\.(t5|bart|gemma)", each.imported)}

@@ -16,9 +16,9 @@ from speculative_decoding.checkpoints.ctranslate2 import (
     CTranslate2Checkpoint,
     Rows,
     Tensor,
-    read_ctranslate2,
     read_header,
 )
+from speculative_decoding.checkpoints.ctranslate2_layout import read_ctranslate2
 from speculative_decoding.checkpoints.ctranslate2_vocabulary import find_vocabulary, read_vocabulary
 from tests.support.ctranslate2_cases import CASES, variables, write
 from tests.support.ctranslate2_files import BFLOAT16, bfloat16, model_bytes, random_array

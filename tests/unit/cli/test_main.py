@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -115,11 +116,15 @@ def test_a_translation_of_several_sentences_gets_a_note_once(
 ) -> None:
     for has_documents in (False, True):
         monkeypatch.setattr(main_command, "has_subpackage", {"documents": has_documents}.__getitem__)
-        session = SimpleNamespace(tokenizer=SimpleNamespace(languages={"de": 1} if has_languages else {}))
-        runner = SimpleNamespace(run=lambda *_, **__: None)
-        assert decode_each([prompt, prompt], None, session, runner, None, verify=False)  # type: ignore[arg-type]
-        said = capsys.readouterr().err
-        assert said.count("python -m speculative_decoding document") == (is_noted and has_documents)
+        tokens = ({"de": 1}, {}) if has_languages else ({},)
+        for languages in tokens:  # the languages of a model without tokens are fixed by its config.json
+            tasks = {"translation_en_to_de": "" if has_languages else "translate English to German: "}
+            tokenizer, model = SimpleNamespace(languages=languages), SimpleNamespace(task_prefixes=tasks)
+            session: Any = SimpleNamespace(tokenizer=tokenizer, model=model)
+            runner: Any = SimpleNamespace(run=lambda *_, **__: None)
+            assert decode_each([prompt, prompt], None, session, runner, None, verify=False)
+            said = capsys.readouterr().err
+            assert said.count("python -m speculative_decoding document") == (is_noted and has_documents)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -92,6 +93,19 @@ def test_a_language_tag_of_the_target_becomes_the_language_or_the_tag_of_the_dra
     assert read(reader_of(nllb, tagged), nllb, "a b", tgt_lang=german) == ("<2de> a b", None, None)
     assert read(reader_of(nllb, tagged, prefix="<2fr> "), nllb, "a b", tgt_lang=german) == ("<2fr> a b", None, None)
     assert read(reader_of(pair, tagged, tgt_lang="fr"), pair, "a b") == ("<2fr> a b", None, None)
+
+
+def test_the_fixed_languages_of_the_target_are_those_of_the_draft() -> None:
+    target, nllb, tagged = Words(), loaded(FOLDERS["nllb"]), Words("<2de>", "<2fr>")
+    for draft, expected in ((nllb, ("a b", "eng_Latn", "deu_Latn")), (tagged, ("<2de> a b", None, None))):
+        reader = reader_of(target, draft)
+        reader._target.model.task_prefixes = MappingProxyType({"translation_en_to_de": ""})
+        reader.check(GenerationOptions())
+        assert read(reader, target, "a b") == expected
+    other = reader_of(target, nllb)
+    other._target.model.task_prefixes = MappingProxyType({"translation_en_to_xx": ""})
+    with pytest.raises(InputError, match="draft_tgt_lang: the draft model has no language xx"):
+        other.check(GenerationOptions())
 
 
 def test_a_language_that_cannot_be_derived_is_named() -> None:

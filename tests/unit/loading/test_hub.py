@@ -84,6 +84,8 @@ def test_the_cache_can_be_moved(web: FakeHub, tmp_path: Path) -> None:
         ([*sorted(SHARDED.keys() - SMALL.keys(), reverse=True), "pytorch_model.bin", "model-fp16.safetensors"], 3),
         (["weights.npz", "manifest.json", "model.safetensors"], 2),
         (["weights.safetensors", "manifest.json"], 1),
+        (["model.bin", "vocabulary.txt", "vocabulary.json", "shared_vocabulary.json", "source_vocabulary.json"], 5),
+        (["model.safetensors", "vocabulary.txt"], 1),
     ],
     ids=str,
 )

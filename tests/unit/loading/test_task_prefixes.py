@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from speculative_decoding import InputError
-from speculative_decoding.loading.task_prefixes import chosen_prefix, matching_pair, task_prefixes, translation_prefixes
+from speculative_decoding.loading.task_prefixes import (
+    chosen_prefix,
+    matching_pair,
+    only_languages,
+    task_prefixes,
+    translation_prefixes,
+)
 
 # The file of google-t5/t5-base, without fields of generation
 T5_BASE: dict[str, Any] = {
@@ -45,6 +51,38 @@ def test_all_tasks_with_a_prefix_are_read() -> None:
 )
 def test_other_files_have_no_prefixes(tasks: object) -> None:
     assert dict(task_prefixes({"task_specific_params": tasks})) == {} == dict(task_prefixes({}))
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "pair"),
+    [
+        ({"translation_en_to_de": ""}, ("en", "de")),
+        ({"translation_pt-BR_to_zh_Hant": "", "summarization": ""}, ("pt-BR", "zh_Hant")),
+        ({"translation_en_to_de": "", "translation_de_to_en": ""}, (None, None)),
+        ({"translation_en_to_de": " "}, (None, None)),
+        ({"translation_en_to_de": "to German: "}, (None, None)),
+        ({"summarization": ""}, (None, None)),
+        ({}, (None, None)),
+    ],
+)
+def test_a_single_pair_without_a_prefix_fixes_the_languages(prefixes: dict[str, str], pair: tuple[str, str]) -> None:
+    config = {"task_specific_params": {name: {"prefix": prefix} for name, prefix in prefixes.items()}}
+    assert only_languages(task_prefixes(config)) == pair
+    assert only_languages(task_prefixes(config, has_languages=True)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ("en", "fr", "^tgt_lang: this model only translates en to de, not en to fr; choose one of these pairs, or lea"),
+        ("de", None, "^src_lang: this model only translates en to de, not de; choose"),
+    ],
+)
+def test_fixed_languages_need_no_prefix(source: str, target: str | None, message: str) -> None:
+    tasks = {"translation_en_to_de": ""}
+    assert chosen_prefix(tasks, "en", "de") == chosen_prefix(tasks, None, "German") == ""
+    with pytest.raises(InputError, match=message):
+        chosen_prefix(tasks, source, target)
 
 
 @pytest.mark.parametrize(
