@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from speculative_decoding import CheckpointError, checkpoints, generate, load
+from speculative_decoding import CheckpointError, batch_generate, checkpoints, generate, load
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.draft_head import write_draft_head
 from speculative_decoding.loading.load import Storage, build_model, checked_generation_config, read_folder
@@ -29,7 +29,7 @@ from tests.support.ctranslate2_cases import CASES, write
 from tests.support.ctranslate2_files import random_array
 from tests.support.device import within
 from tests.support.paths import GOLDENS
-from tests.support.tiny import TOKENIZER, tiny_head
+from tests.support.tiny import TOKENIZER, noisy_copy, tiny_head
 
 TEXTS = [name for name, case in CASES.items() if case["spec"] == "TransformerSpec"]
 SPEECH = [name for name in CASES if name not in TEXTS]
@@ -81,6 +81,23 @@ def test_outputs_and_their_scores_equal_those_of_ctranslate2(name: str, tmp_path
         options: dict[str, Any] = {"max_tokens": max(1, 16 - len(case["prefix"])), "drafter": "none"}
         result = generate(model, Numbers(), prompt, decoder_prefix=prefix, **options)
         assert without_end(model, result.tokens) == expected[len(case["prefix"]) :]
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize(
+    "name", ["pre-norm", "RMS norms after blocks", "zero start", "gated", "sinusoids", "grouped keys"]
+)
+def test_batch_rows_equal_ctranslate2_with_drafts(name: str, tmp_path: Path) -> None:
+    """Sources of different lengths share two slots."""
+    case = CASES[name]
+    model = opened(write(name, tmp_path))
+    prompts = [text_of(source) for source in case["sources"]]
+    draft = noisy_copy(model, 0.03)
+    found = batch_generate(
+        model, Numbers(), prompts, slots=2, drafter="model", draft_model=draft, num_draft_tokens=3, max_tokens=16
+    )
+    outputs = {each.index: without_end(model, each.result.tokens) for each in found if each.result is not None}
+    assert outputs == dict(enumerate(case["outputs"]))
 
 
 @pytest.mark.usefixtures("device")
