@@ -31,8 +31,8 @@ Speed: see also `python -m benchmarks --help` and docs/benchmarks.md
   call_trace              which modules, functions and classes does one request use? Takes a few seconds
 
 Generators of test and training data
-  goldens/                reference outputs from Hugging Face and openai-whisper for tests/parity. Run the family's file
-                          as a script, with torch and the version of transformers given in the file
+  goldens/                reference outputs from Hugging Face, CTranslate2 and openai-whisper for tests/parity. Run the
+                          family's file as a script, with torch and the version of transformers given in the file
   make_speech             recordings for training a speech model's draft head. Needs speech synthesizers
   sparse_t5_11b           a sparse checkpoint with the shapes of T5-11B, for measuring a conversion's memory. Takes a
                           second

@@ -398,7 +398,7 @@ def add_attention(reader: Reader, ours: str, scope: str, heads: int, width: int,
 
     If several query heads share a key head, the rows of the key head are repeated for each of them.
     """
-    key_heads = reader.whole(f"{scope}/num_heads_kv", heads)
+    key_heads = 1 if reader.flag(f"{scope}/multi_query", False) else reader.whole(f"{scope}/num_heads_kv", heads)
     size = width // heads
     reader.require(f"{scope}/head_dim", size, default=size)
     reader.require(f"{scope}/queries_scale", size**-0.5, default=size**-0.5)

@@ -25,7 +25,7 @@ from speculative_decoding.loading.load import Storage, build_model, checked_gene
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.source import AudioFrames
 from tests.parity.test_scoring import Numbers, text_of
-from tests.support.ctranslate2_cases import CASES, write
+from tests.support.ctranslate2_cases import CASES, variables, write
 from tests.support.ctranslate2_files import random_array
 from tests.support.device import within
 from tests.support.paths import GOLDENS
@@ -235,6 +235,16 @@ def test_binary_flags_of_sources_and_starts(tmp_path: Path) -> None:
     assert raw["decoder_start_token_id"] == raw["eos_token_id"] == 7  # with_target_bos is 0
     raw = checkpoints.read_config(write("pre-norm", tmp_path / "new", old, add_source_eos=True))
     assert (raw["add_source_bos"], raw["add_source_eos"], raw["bos_token"]) == (False, True, "<s>")
+
+
+def test_the_multi_query_flag_equals_one_head_of_keys(tmp_path: Path) -> None:
+    """CTranslate2 4.8 decodes such files only one source at a time, to the same outputs."""
+    heads = [name for name in variables("multi-query") if name.endswith("/num_heads_kv")]
+    changes: dict[str, Any] = dict.fromkeys(heads)
+    changes |= {name.replace("num_heads_kv", "multi_query"): np.int8(1) for name in heads}
+    found, expected = (opened(write("multi-query", tmp_path / str(len(each)), each)) for each in (changes, {}))
+    ours, theirs = (dict(tree_flatten(model.parameters())) for model in (found, expected))
+    assert len(heads) == 6 and all(mx.array_equal(ours[path], theirs[path]) for path in theirs)
 
 
 def test_vocabulary_may_be_smaller_than_the_tables(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from speculative_decoding.loading.tokenizer import load_tokenizer
 from tests.support.ctranslate2_cases import CASES, variables, write
 from tests.support.ctranslate2_files import Value, model_bytes, stored, write_folder
 from tests.support.paths import GOLDENS as GOLDENS_FOLDER
-from tests.support.tiny import CONFIG, save_hugging_face, tiny_head, tiny_model
+from tests.support.tiny import CONFIG, TOKENIZER, save_hugging_face, tiny_head, tiny_model
 
 Random = random.Random
 BUNDLED_TARGET = BUNDLED / "t5-web-docs"
@@ -313,6 +313,10 @@ def write_damaged_vocabulary(folder: Path, rng: Random) -> None:
     write(case["name"], folder)
     (folder / case["vocabulary"]).unlink()
     write_folder(folder, (folder / "model.bin").read_bytes(), None, case["tokens"], name)
+    if rng.random() < 0.5:
+        words = {token: index for index, token in enumerate(case["tokens"])}
+        model = {"type": "WordLevel", "vocab": words, "unk_token": case["tokens"][0]}
+        (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER | {"model": model}))
     config = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"} | case["config"]
     (folder / "config.json").write_text(json.dumps(config))
     damaged = folder / rng.choice((name, "config.json"))
@@ -331,7 +335,7 @@ def write_damaged_vocabulary(folder: Path, rng: Random) -> None:
 
 
 def open_ctranslate2(folder: Path) -> bool:
-    """Open a folder without its tokenizer, and decode two tokens from its decoder."""
+    """Open a folder with its tokenizer, if it has one, and run two tokens through its decoder."""
     raw, checkpoint = read_folder(folder)
     model, raw, checkpoint = build_model(raw, checkpoint, Storage("float32"))
     checked_generation_config(folder, raw, model)
@@ -341,6 +345,8 @@ def open_ctranslate2(folder: Path) -> bool:
     if model.audio is None:
         encoded = model.encode_rows([[start, model.config.eos_token_ids[0]]])[0]
         mx.eval(model.decode(mx.array([[start, start]], mx.uint32), model.make_cache(encoded)))
+    if (folder / "tokenizer.json").is_file():
+        load_tokenizer(folder).encode("w5 w6")
     return True
 
 
