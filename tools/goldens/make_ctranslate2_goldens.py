@@ -586,6 +586,8 @@ def attempt(case: Case, root: Path) -> tuple[dict[str, Any], list[str]]:
         outputs = entry["outputs"] = decoded(entry, folder, case.prefix)
         entry["prefix"] = [entry["tokens"].index(token) for token in case.prefix]
         entry["log_probs"] = scored(entry, folder, outputs)
+        if case.name in BEAMS:
+            entry["beams"] = decoded(entry, folder, case.prefix, beams=4)
     kinds = {tuple(output) for output in outputs}
     distinct = max(len({*output}) for output in outputs)
     is_varied = len(kinds) > 2 and distinct > (4 if case.family is None else 1)
@@ -670,7 +672,7 @@ def cases(former_root: Path, work: Path) -> Iterator[Case]:
     yield Case("version 5, revision 5", former(former_root / "3.1.0", activation=1), version=5, toggles=[relu])
     yield Case("version 4, revision 7", transformer(), version=4)
     yield Case("version 5, revision 7, int16", transformer(), version=5, quantization="int16")
-    for family in ("bart", "mbart", "marian", "m2m_100", "pegasus", "t5", "flan-t5", "mt5", *WHISPERS):
+    for family in (*FAMILIES, *WHISPERS):
         yield Case(family, converted(family), family=family, prefix=PREFIXES.get(family, ()))
     for family, quantization in (
         ("m2m_100", "int8"),
@@ -683,6 +685,15 @@ def cases(former_root: Path, work: Path) -> Iterator[Case]:
 
 
 WHISPERS = ("whisper", "whisper-en", "whisper-v3")
+FAMILIES = ("bart", "mbart", "marian", "m2m_100", "pegasus", "t5", "flan-t5", "mt5")
+BEAMS = (
+    *FAMILIES,
+    "pre-norm",
+    "zero start",
+    "T5",
+    "RMS norms",
+    "int8",
+)  # cases whose outputs with four beams are recorded
 PREFIXES = {"m2m_100": ("w9",), "mbart": ("w9",)}  # in place of language tokens
 
 
