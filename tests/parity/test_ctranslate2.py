@@ -220,11 +220,19 @@ def test_drafts_on_a_ctranslate2_target(tmp_path: Path) -> None:
     target = load(folder).model
     write_draft_head(tmp_path / "head", tiny_head(target), target, mx.float32)
     source = CASES["bart"]["sources"][3]
-    options: dict[str, Any] = {"max_tokens": 12, "num_draft_tokens": 3}
+    (tmp_path / "hf" / "generation_config.json").unlink()
+    options: dict[str, Any] = {"max_tokens": 12}
     expected = load(folder).generate(source, drafter="none", **options).tokens
     for draft in (tmp_path / "head", tmp_path / "hf"):
-        assert load(folder, draft=draft).generate(source, drafter="model", **options).tokens == expected
-    assert load(tmp_path / "hf", draft=folder).generate(source, drafter="model", **options).tokens
+        assert (
+            load(folder, draft=draft).generate(source, drafter="model", num_draft_tokens=3, **options).tokens
+            == expected
+        )
+    expected = load(tmp_path / "hf").generate(source, drafter="none", **options).tokens
+    assert (
+        load(tmp_path / "hf", draft=folder).generate(source, drafter="model", num_draft_tokens=3, **options).tokens
+        == expected
+    )
 
 
 def test_binary_flags_of_sources_and_starts(tmp_path: Path) -> None:
