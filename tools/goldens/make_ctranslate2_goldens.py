@@ -1,10 +1,12 @@
-"""Record the files that CTranslate2 writes for tiny random models, and the greedy outputs that it decodes from them.
+"""Record the files that CTranslate2 writes for tiny random models, and the outputs that it decodes from them.
 
     pip install ctranslate2==4.8.5 torch==2.13.0 transformers==5.24.0 numpy PyYAML
-    pip download --no-deps ctranslate2==2.24.0 ctranslate2==3.1.0   # unzipped into FORMER/2.24.0 and FORMER/3.1.0
+    pip download --no-deps --python-version 3.10 ctranslate2==2.24.0   # unzipped into FORMER/2.24.0
+    pip download --no-deps --python-version 3.10 ctranslate2==3.1.0   # unzipped into FORMER/3.1.0
     python make_ctranslate2_goldens.py FORMER
 
-The output is tests/parity/goldens/ctranslate2/cases.json.gz. It contains no arrays, except tables that a converter
+The output is tests/parity/goldens/ctranslate2/cases.json.gz: for each case, the variables, the SHA-256 of the file,
+greedy outputs with the log-probability of each token, and for some, the best of four beams. It contains no arrays, except tables that a converter
 computes: random arrays are functions of their names (`random_array` in tests/support/ctranslate2_files.py), and the
 arrays of converted models are rows of the tensors in tests/parity/goldens/FAMILY. The rows are found by comparison.
 Files of revisions 4 and 5 are written by the specs of the versions in FORMER. CTranslate2 4.8 decodes all files.
@@ -56,7 +58,7 @@ Changes = Mapping[str, Any]
 class Case:
     """A model, and how it is stored.
 
-    build: returns the spec, and its parts as in `Recorded.parts` if it is converted.
+    build: returns the spec for a seed, which a converted model ignores.
     toggles: changes of attributes, each of which must change outputs. None removes an attribute.
     scored: changes that must change log-probabilities of outputs.
     prefix: ids with which every output begins.
