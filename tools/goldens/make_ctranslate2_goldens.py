@@ -6,10 +6,11 @@
     python make_ctranslate2_goldens.py FORMER
 
 The output is tests/parity/goldens/ctranslate2/cases.json.gz: for each case, the variables, the SHA-256 of the file,
-greedy outputs with the log-probability of each token, and for some, the best of four beams. It contains no arrays, except tables that a converter
-computes: random arrays are functions of their names (`random_array` in tests/support/ctranslate2_files.py), and the
-arrays of converted models are rows of the tensors in tests/parity/goldens/FAMILY. The rows are found by comparison.
-Files of revisions 4 and 5 are written by the specs of the versions in FORMER. CTranslate2 4.8 decodes all files.
+greedy outputs with the log-probability of each token, and for some, the best of four beams. It contains no arrays,
+except tables that a converter computes: random arrays are functions of their names (`random_array` in
+tests/support/ctranslate2_files.py), and the arrays of converted models are rows of the tensors in
+tests/parity/goldens/FAMILY. The rows are found by comparison. Files of revisions 4 and 5 are written by the specs of
+the versions in FORMER. CTranslate2 4.8 decodes all files.
 
 For each attribute of a case, the generator changes the attribute in the file and checks that outputs change.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,16 @@ def test_strange_scales_give_no_warning(tmp_path: Path, scale: float) -> None:
 def test_wrong_variables_are_named(tmp_path: Path, values: dict[str, Any], problem: str) -> None:
     (path := tmp_path / "model.bin").write_bytes(model_bytes("TransformerSpec", 7, values))
     with pytest.raises(CheckpointError, match=problem):
+        read_header(path)
+
+
+@pytest.mark.parametrize("nbytes", [92, 100])
+def test_the_announced_size_must_be_that_of_the_shape(tmp_path: Path, nbytes: int) -> None:
+    data = model_bytes("TransformerSpec", 7, {"a": ARRAY})
+    size = struct.pack("<I", 96)
+    assert data.count(size) == 1
+    (path := tmp_path / "model.bin").write_bytes(data.replace(size, struct.pack("<I", nbytes)))
+    with pytest.raises(CheckpointError, match=rf"variable 'a' of shape \(6, 4\) has {nbytes} bytes \(expected 96\)"):
         read_header(path)
 
 
