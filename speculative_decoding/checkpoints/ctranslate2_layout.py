@@ -47,6 +47,12 @@ UNUSED = (
     *("alibi_use_positive_positions", "scale_alibi"),  # have no effect without `alibi`
     *("layernorm_embedding", "with_relative_position"),  # flags of revision 4, which repeat what the variables show
 )
+# Parts of names that show another architecture, whose other variables may be missing; checked first
+UNSUPPORTED = {
+    *("rotary_dim", "alibi", "sliding_window", "relative_position_keys", "relative_asymmetric_position_keys"),
+    *("embeddings_1", "project_in", "project_out", "final_logit_softcapping", "q_norm", "k_norm", "v_norm"),
+    *("input_layer_norm", "shared_layer_norm", "weight_zero", "merged_encoder_attention"),
+}
 
 
 Value = TypeVar("Value")
@@ -170,18 +176,27 @@ class Reader:
             raise self.error(f"{name!r} is {first} in the encoder and {second} in the decoder, which is not supported")
         return first
 
+    def check_supported(self) -> None:
+        """Raise `CheckpointError` for a variable or an attribute of another architecture."""
+        self._refuse(name for name in self._active_names() if not UNSUPPORTED.isdisjoint(name.split("/")))
+
     def check_all_read(self) -> None:
-        """Raise `CheckpointError` for a variable, or an attribute other than zero, that no layout uses."""
+        """Raise `CheckpointError` for a variable or an attribute that no layout uses."""
+        self._refuse(name for name in self._active_names() if name not in self._read)
+
+    def _active_names(self) -> list[str]:
+        """Return the names of attributes that have an effect, and of variables."""
         attributes = [
             name
             for name, value in self.header.attributes.items()
-            if name not in self._read
-            and (value not in (0, "") or name.endswith("/rotary_dim"))  # a rotary_dim of 0 means all dimensions
+            if (value not in (0, "") or name.endswith("/rotary_dim"))  # a rotary_dim of 0 means all dimensions
             and name.rsplit("/", 1)[-1] not in UNUSED
         ]
-        variables = [name for name in self.header.variables if name not in self._read]
-        if unread := sorted(attributes) + sorted(variables):
-            raise self.error(f"{unread[0]!r} is not supported: no architecture of this program has it")
+        return sorted(attributes) + sorted(self.header.variables)
+
+    def _refuse(self, names: Iterable[str]) -> None:
+        if (first := next(iter(names), None)) is not None:
+            raise self.error(f"{first!r} is not supported: no architecture of this program has it")
 
 
 def zeros(rows: int) -> Rows:
@@ -200,6 +215,7 @@ def layout_of(header: Header) -> Layout:
             "convert the original model again"
         )
     reader = Reader(header)
+    reader.check_supported()
     config = layout(reader)
     reader.check_all_read()
     return Layout(config, reader.tensors)

@@ -293,12 +293,20 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     ),
     "sigmoid": ({"decoder/activation": np.int8(6)}, r"'activation' has unsupported values \(0, 6\)"),
     "two source embeddings": (
-        {"encoder/embeddings_1/weight": MATRIX},
+        {"encoder/embeddings_0/weight": MATRIX[:, :8], "encoder/embeddings_1/weight": MATRIX[:, 8:]},
         "'encoder/embeddings_1/weight' is not supported",
     ),
     "norms around blocks": (
         {"decoder/layer_1/post_feedforward_layer_norm/gamma": NORM},
         "'decoder/layer_1/post_feedforward_layer_norm/gamma' is not supported",
+    ),
+    "T5Gemma": (
+        {
+            f"{ATTENTION}/layer_norm/gamma": None,
+            f"{ATTENTION}/layer_norm/beta": None,
+            "decoder/layer_0/input_layer_norm/gamma": NORM,
+        },
+        "'decoder/layer_0/input_layer_norm/gamma' is not supported",
     ),
     "missing norm": (
         {"encoder/layer_1/ffn/layer_norm/gamma": None},
