@@ -6,10 +6,10 @@
     python make_ctranslate2_goldens.py FORMER
 
 The output is tests/parity/goldens/ctranslate2/cases.json.gz: for each case, the variables, the SHA-256 of the file,
-greedy outputs with the log-probability of each token, and for some, the best of four beams. It contains no arrays,
-except tables that a converter computes: random arrays are functions of their names (`random_array` in
-tests/support/ctranslate2_files.py), and the arrays of converted models are rows of the tensors in
-tests/parity/goldens/FAMILY. The rows are found by comparison. Files of revisions 4 and 5 are written by the specs of
+greedy outputs with the log-probability of each token, and for some, the best of four beams, and the greedy outputs with
+`replace_unknowns`. It contains no arrays, except tables that a converter computes: random arrays are functions of their
+names (`random_array` in tests/support/ctranslate2_files.py), and the arrays of converted models are rows of the tensors
+in tests/parity/goldens/FAMILY. The rows are found by comparison. Files of revisions 4 and 5 are written by the specs of
 the versions in FORMER. CTranslate2 4.8 decodes all files.
 
 For each attribute of a case, the generator changes the attribute in the file and checks that outputs change.
@@ -522,7 +522,9 @@ def sources_of(entry: Mapping[str, Any]) -> list[list[int]]:
     return sources
 
 
-def decoded(entry: Mapping[str, Any], folder: Path, prefix: Sequence[str], beams: int = 1) -> list[list[int]]:
+def decoded(
+    entry: Mapping[str, Any], folder: Path, prefix: Sequence[str], beams: int = 1, *, replace_unknowns: bool = False
+) -> list[list[int]]:
     """Return CTranslate2's outputs as ids, without the end token. The prefix is part of the outputs."""
     tokens = [*entry["tokens"]] if "<unk>" in entry["tokens"] else [*entry["tokens"], "<unk>"]
     translator = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
@@ -533,6 +535,7 @@ def decoded(entry: Mapping[str, Any], folder: Path, prefix: Sequence[str], beams
         max_decoding_length=NEW_TOKENS,
         min_decoding_length=0,
         return_end_token=False,
+        replace_unknowns=replace_unknowns,
     )
     return [[tokens.index(token) for token in result.hypotheses[0]] for result in results]
 
@@ -591,6 +594,8 @@ def attempt(case: Case, root: Path) -> tuple[dict[str, Any], list[str]]:
         entry["log_probs"] = scored(entry, folder, outputs)
         if case.name in BEAMS:
             entry["beams"] = decoded(entry, folder, case.prefix, beams=4)
+        if case.name in REPLACED:
+            entry["replaced"] = decoded(entry, folder, case.prefix, replace_unknowns=True)
     kinds = {tuple(output) for output in outputs}
     distinct = max(len({*output}) for output in outputs)
     is_varied = len(kinds) > 2 and distinct > (4 if case.family is None else 1)
@@ -697,6 +702,8 @@ BEAMS = (
     "RMS norms",
     "int8",
 )  # cases whose outputs with four beams are recorded
+# Cases whose outputs are also recorded with source tokens in place of unknown tokens
+REPLACED = ("pre-norm", "no scale", "norm of embeddings", "alignment", "multi-query", "int8")
 PREFIXES = {"m2m_100": ("w9",), "mbart": ("w9",)}  # in place of language tokens
 
 
