@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.ctranslate2_vocabulary import find_vocabulary
 from ..errors import InputError, note
 from .ctranslate2_tokenizer import ARGOS, ModelVocabulary
 from .languages import Languages
@@ -95,8 +94,9 @@ def write_tokenizer(source: Path, proven: FastTokenizer | None, output: Path) ->
 def copy_tokenizer(source: Path, output: Path) -> dict[str, Any] | None:
     """Copy all files of a tokenizer, and return its manifest entry."""
     paths = [source / name for name in TOKENIZER_FILES]
-    if (vocabulary := find_vocabulary(source)) is not None and vocabulary.parent != source:  # of an Argos package
-        paths += [vocabulary, source / ARGOS]
+    vocabulary = ModelVocabulary.find(source)
+    if vocabulary is not None and vocabulary.path.parent != source:  # of an Argos package
+        paths += [vocabulary.path, source / ARGOS]
     for path in filter(Path.is_file, paths):
         shutil.copyfile(path, output / path.name)
     record = proven_record(source)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints import read_config
+from ..checkpoints import find_ctranslate2, read_config
 from ..checkpoints.ctranslate2_vocabulary import find_speech_vocabulary, find_vocabulary, read_vocabulary
 from ..errors import CheckpointError, InputError, Message
 from .languages import PLAIN, UNDERSCORES, codes_in
@@ -61,7 +61,14 @@ class ModelVocabulary:
 
     @classmethod
     def find(cls, folder: Path) -> ModelVocabulary | None:
-        """Return a folder's vocabulary, or None if the folder has none. Raises `CheckpointError` if it is damaged."""
+        """Return a folder's vocabulary, or None if the folder has none. Raises `CheckpointError` if it is damaged.
+
+        Files with these names are ignored beside the weights and the config.json of a model in another format.
+        """
+        if find_ctranslate2(folder) is None:
+            config = settings_of(folder / "config.json")
+            if "model_type" in config and "unk_token" not in config:
+                return None
         if (path := find_vocabulary(folder) or find_speech_vocabulary(folder)) is None:
             return None
         config = read_config(folder)

@@ -21,6 +21,7 @@ from speculative_decoding.loading.canonical_tokenizer import (
     HARD_TEXTS,
     added_tokens,
     canonical_tokenizer,
+    copy_tokenizer,
     texts_with,
     write_tokenizer,
 )
@@ -407,3 +408,26 @@ def test_a_tokenizer_from_elsewhere_must_agree_with_the_vocabulary(tmp_path: Pat
     with pytest.raises(InputError, match="shared_vocabulary.json: token 0 is '</s>', but in the tokenizer it is"):
         check_tokenizer(loaded(FOLDERS["t5"]), folder)
     check_tokenizer(loaded(FOLDERS["t5"]), FOLDERS["marian"])  # a folder of Hugging Face has no such vocabulary
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shared_vocabulary.json", "vocabulary.json", "source_vocabulary.txt", "model/shared_vocabulary.json",
+        "model/source_vocabulary.json",
+    ],
+)  # fmt: skip
+def test_vocabularies_beside_models_in_other_formats_are_ignored(name: str, tmp_path: Path) -> None:
+    """Some models on the Hub are stored in both formats, and any program may write such a vocabulary.json."""
+    folder = shutil.copytree(FOLDERS["marian"], tmp_path / "folder")
+    (folder / "config.json").write_text('{"model_type": "marian"}')
+    for other in ("model.safetensors", "model.bin", name):
+        (folder / other).parent.mkdir(exist_ok=True)
+        (folder / other).write_text("not a vocabulary")
+    expected = loaded(FOLDERS["marian"])
+    require_equal(load_tokenizer(folder), expected)
+    check_tokenizer(loaded(FOLDERS["t5"]), folder)
+    (tmp_path / "copied").mkdir()
+    copy_tokenizer(folder, tmp_path / "copied")
+    (tmp_path / "copied" / "config.json").write_text('{"model_type": "marian"}')
+    require_equal(load_tokenizer(tmp_path / "copied"), expected)
