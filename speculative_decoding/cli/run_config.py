@@ -56,7 +56,10 @@ DRAFTERS_OF_FLAGS = {
     "memory": TEXT_DRAFTERS,
 }
 
-MODEL = "target model: a folder, a name in models/ or on the Hub (default: t5-11b with t5-small, or the bundled pair)"
+MODEL = (
+    "target model: a folder, a name in models/ or on the Hub, or argos:en_de "
+    "(default: t5-11b with t5-small, or the bundled pair)"
+)
 DRAFT_MODEL = f"draft model or draft head; {' or '.join(SELF_DRAFTS)}: the target in 4 or 8 bits (default: none)"
 ADAPTER = "LoRA adapter of the target, which PEFT saved: a folder, or a name on the Hub (default: none)"
 TOKENIZER = "use the tokenizer of this folder, or of this model on the Hub, for the target (default: the target's own)"

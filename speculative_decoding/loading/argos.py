@@ -238,6 +238,6 @@ def version(package: Package) -> tuple[int, ...]:
 def not_installed(name: str, packages: Iterable[Package], folders: Iterable[Path]) -> InputError:
     pairs = sorted({each.pair for each in packages})
     shown = ", ".join(pairs[:MAX_SHOWN]) + (f", ... ({len(pairs)} pairs)" if len(pairs) > MAX_SHOWN else "")
-    known = f"only {shown}" if pairs else f"there are no packages in {' or '.join(map(str, folders))}"
+    known = f"only {shown}" if pairs else f"because there are no packages in {' or '.join(map(str, folders))}"
     way_out = f"install its package with Argos Translate, or download its {ARCHIVE} file and name that"
     return InputError(f"model {name!r} is not installed, {known}", way_out=way_out)

@@ -61,7 +61,7 @@ def open_draft(
     folder = locate(path_or_name)
     raw = checkpoints.read_config(folder) if (folder / CONFIG).is_file() else {}
     if raw.get("kind") != KIND:
-        return open_model(folder, dtype=dtype, beside=target.nbytes)
+        return open_draft_model(folder, dtype, target.nbytes)
     if raw.get("version") != VERSION:
         raise CheckpointError(f"{folder / CONFIG}: written for another version of this package; train the head again")
     manifest.check_sizes(folder)
@@ -78,6 +78,19 @@ def open_draft(
         raise CheckpointError(f"{checkpoint}: tensor {min(unknown)!r} does not belong to a draft head")
     nbytes = sum(checkpoint.info(name).nbytes for name in checkpoint)
     return DraftHeadHandle(folder, head, checkpoint, nbytes, target.model)
+
+
+def open_draft_model(folder: Path, dtype: str | None, beside: int) -> ModelHandle:
+    """Open a draft model. Its errors do not propose `tokenizer`, which replaces only the target's tokenizer."""
+    try:
+        return open_model(folder, dtype=dtype, beside=beside)
+    except InputError as error:
+        from .ctranslate2_tokenizer import WAY_OUT
+
+        if error.way_out is not WAY_OUT:
+            raise
+        way_out = "copy the tokenizer's files from the original model into this folder"
+        raise InputError(error.problem, "draft", way_out) from error
 
 
 def config_of(raw: Mapping[str, Any], folder: Path, facts: Mapping[str, Any]) -> DraftHeadConfig:

@@ -198,6 +198,8 @@ def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, An
 
         refuse_adapter(folder)
     raw = models.hugging_face_config(checkpoints.read_config(folder, gguf))
+    if not models.has_type(raw):
+        checkpoints.read(folder, gguf)  # raises an error if the folder is one of CTranslate2 without its weights
     models.find(raw).config(raw, None)  # raises an error for invalid fields
     generation_config, _ = checkpoints.read_generation_config(folder, raw)
     ids = {name: generation_config.get(name) for name in checkpoints.ID_FIELDS}
@@ -240,12 +242,13 @@ def tokenizer_folder(
     if any((folder / name).is_file() for name in TOKENIZER_FILES) or (default := models.default_tokenizer(raw)) is None:
         return folder
     from . import hub
+    from .ctranslate2_tokenizer import WAY_OUT
 
     try:
         return hub.fetch(default, only_tokenizer=True)
     except InputError as error:
         problem = f"{folder} has no tokenizer, and the tokenizer of {default} is not available: {error.problem}"
-        raise InputError(problem, way_out=f"copy the tokenizer's files from {default} into the folder") from error
+        raise InputError(problem, way_out=WAY_OUT) from error
 
 
 def check_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

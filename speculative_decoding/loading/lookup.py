@@ -12,7 +12,7 @@ from ..checkpoints import ADAPTER_CONFIG
 from ..errors import InputError, similar_names
 from ..sampling.options import is_address
 from . import hub
-from .names import FORMER_NAMES, MODELS, is_hub_name
+from .names import ARGOS, FORMER_NAMES, MODELS, PAIR, is_hub_name
 
 ADDRESS = re.compile(
     r"(?:(?:https?:/+)?(?:www\.)?(?:huggingface|hf)\.co/|hf:/+)(?:models/)?"
@@ -29,7 +29,7 @@ class NoFolder(InputError):
     known: the local names from which a suggestion is chosen.
     only_paths: whether a folder must be given as a path, as in conversion, which writes to models/.
     is_final: whether the name is a file or a web address, in which case the Hub is not queried.
-    nearest: the local name that the user probably meant, or None.
+    nearest: the local name or the Argos Translate package that the user probably meant, or None.
     """
 
     def __init__(self, name: str, known: Iterable[str], *, only_paths: bool = False) -> None:
@@ -49,6 +49,8 @@ class NoFolder(InputError):
         self.is_final = False
         known = list(known)
         self.nearest = similar_model(name, [*folders_beside(name), *known])
+        if self.nearest is None and PAIR.fullmatch(name):
+            self.nearest = ARGOS + name
         suggestion = f"did you mean {self.nearest}? Otherwise " if self.nearest else ""
         problem = "not a folder" if only_paths else f"neither a folder nor a name in {MODELS}/ ({', '.join(known)})"
         super().__init__(

@@ -13,6 +13,7 @@ SNAPSHOTS = "snapshots"
 ARGOS = "argos:"  # before the name of an installed Argos Translate package, such as argos:en_de
 ARCHIVE = ".argosmodel"  # the suffix of a package that is not installed
 PACKAGE = re.compile(rf"{ARGOS}|.*{re.escape(ARCHIVE)}\Z", re.IGNORECASE | re.DOTALL)
+PAIR = re.compile(r"(translate-)?[a-z]{2,3}_[a-z]{2,3}(-\d+(_\d+)*)?")  # a package's name without `ARGOS`
 UNPACKED = re.compile(r"[0-9a-f]{64}")  # an unpacked package is in a folder named after the hash of its archive
 # Names of models that were published before the Hub had organisations. The Hub redirects these names.
 FORMER_NAMES = {f"t5-{size}": f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")}

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.argos_metadata import METADATA
 from ..checkpoints.files import open_regular, read_json_object
 from ..errors import InputError
 from ..sampling.options import short_repr
@@ -73,7 +74,9 @@ def require_class(folder: Path, vocabulary: ModelVocabulary) -> None:
             {vocabulary.path.name: None} | {name: None for name in TOKENIZER_FILES if (folder / name).is_file()}
         )
         needed = ", ".join(("tokenizer.json", *SHARED_MODELS, " and ".join(SEPARATE_MODELS)))
-        raise InputError(f"{folder}: found {found}, but no tokenizer (expected one of {needed})", way_out=WAY_OUT)
+        is_inside = folder.name == "model" and (folder.parent / METADATA).is_file()
+        way_out = f"name its package, {folder.parent}" if is_inside else WAY_OUT
+        raise InputError(f"{folder}: found {found}, but no tokenizer (expected one of {needed})", way_out=way_out)
 
 
 def check_files(folder: Path, vocabulary: ModelVocabulary | None = None) -> None:

@@ -13,7 +13,7 @@ from ..models.device import on_gpu
 from .load import ModelHandle, local_folder
 
 LEAST_BYTES = 5e8  # of 16-bit weights; passes of smaller models take as long in fewer bits
-BUNDLED_HEADS = {"whisper-base-head": r"whisper-base(-mlx)?", "t5-web-docs-head": r"t5-web-docs"}
+BUNDLED_HEADS = {"whisper-base-head": r"(faster-)?whisper-base(-mlx)?", "t5-web-docs-head": r"t5-web-docs"}
 # Draft -> pattern of target names. A family's smallest model drafts for the larger ones, which use the same tokenizer.
 # \1 is the first group of the pattern.
 SUGGESTED_DRAFTS = {
@@ -32,8 +32,8 @@ SUGGESTED_DRAFTS = {
     "sshleifer/distill-pegasus-xsum-16-4": r"pegasus-xsum",
     "facebook/nllb-200-distilled-600M": r"nllb-200-(distilled-)?(1\.3b|3\.3b)",
     "facebook/m2m100_418M": r"m2m100_1\.2b",
-    "distil-whisper/distil-large-v3": r"whisper-large-v3(-mlx)?",
-    r"distil-whisper/distil-\1": r"whisper-(large-v2|medium\.en|small\.en)(-mlx)?",
+    "distil-whisper/distil-large-v3": r"(faster-)?whisper-large-v3(-mlx)?",
+    r"distil-whisper/distil-\1": r"(?:faster-)?whisper-(large-v2|medium\.en|small\.en)(-mlx)?",
     r"google/t5gemma-2b-2b-\1": r"t5gemma-9b-[29]b-((ul2|prefixlm)(-it)?)",
     "google/t5gemma-2-270m-270m": r"t5gemma-2-(1b-1b|4b-4b)",
 }

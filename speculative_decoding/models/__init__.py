@@ -38,6 +38,11 @@ def find(raw: RawConfig) -> Architecture:
     return architecture
 
 
+def has_type(raw: RawConfig) -> bool:
+    """Return whether a parsed config.json names an architecture. That of CTranslate2 does not."""
+    return "model_type" in raw
+
+
 def build(raw: RawConfig, checkpoint: Checkpoint | None = None, ranks: int = 1) -> EncoderDecoder:
     """Build the model for a parsed config.json, without loading its parameters.
 

@@ -273,7 +273,7 @@ def test_the_folders_of_packages_are_those_of_argos_translate(
     in_settings = write_package(tmp_path / "set/a")
     assert locate("argos:en_de") == in_settings
     monkeypatch.setenv("ARGOS_PACKAGES_DIR", str(tmp_path / "own"))
-    assert "is not installed, there are no packages in" in refusal("argos:en_de")
+    assert "is not installed, because there are no packages in" in refusal("argos:en_de")
     own = write_package(tmp_path / "own/a")
     assert locate("argos:en_de") == own
     monkeypatch.setenv("ARGOS_TRANSLATE_PACKAGE_DIR", str(tmp_path / "older"))
@@ -297,8 +297,8 @@ def test_a_package_that_is_not_installed_is_refused_with_the_installed_pairs(hom
     folder = home / ".local/share/argos-translate/packages"
     line = refusal("argos:en_fr")
     assert line == (
-        f"model 'argos:en_fr' is not installed, there are no packages in {folder}; install its package with Argos "
-        "Translate, or download its .argosmodel file and name that"
+        f"model 'argos:en_fr' is not installed, because there are no packages in {folder}; install its package with "
+        "Argos Translate, or download its .argosmodel file and name that"
     )
     installed(folder)
     (folder / "translate-en_de-1_9/metadata.json").write_text("{")  # is skipped

@@ -282,6 +282,14 @@ def test_a_folder_without_a_model_names_its_files_and_the_option(tmp_path: Path)
     require_error(folder, "found source.spm", "target.spm is missing", "--tokenizer FOLDER")
 
 
+def test_the_model_in_a_package_names_the_package(tmp_path: Path) -> None:
+    model, _ = opennmt_folder(tmp_path / "model")
+    (model / "sentencepiece.model").rename(tmp_path / "sentencepiece.model")
+    require_error(model, "found shared_vocabulary.json", "--tokenizer FOLDER")
+    (tmp_path / "metadata.json").write_text("{}")
+    require_error(model, "found shared_vocabulary.json", f"name its package, {tmp_path}")
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"[", b'["a"', b"\xff\xfe", b'["' + b"a" * 5000 + b'"]'])
 def test_a_damaged_vocabulary_is_rejected(content: bytes, tmp_path: Path) -> None:
     folder, _ = opennmt_folder(tmp_path / "folder")

@@ -125,3 +125,9 @@ def test_a_converted_model_with_a_head_imports_one_reader_and_one_architecture()
     assert {"checkpoints.npz", "models.t5", "models.draft_head"} <= found
     assert not found & (FOR_OTHER_FILES | FOR_OTHER_COMMANDS | LIBRARIES)
     assert not any(name.split(".")[0] == "distributed" for name in found)
+
+
+def test_a_folder_of_ctranslate2_without_its_weights_names_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"unk_token": "<unk>"}')
+    with pytest.raises(checkpoints.CheckpointError, match=r"no weights found \(expected one of .*model\.bin"):
+        read_folder(tmp_path)

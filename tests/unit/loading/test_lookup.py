@@ -49,10 +49,10 @@ def test_a_draft_head_can_be_on_the_hub(web: FakeHub) -> None:
     assert open_pair(BUNDLED / "t5-web-docs", "org/head").folders["draft_model"] == "org/head"
 
 
-def test_a_model_without_its_usual_tokenizer_names_where_to_get_it(web: FakeHub, tmp_path: Path) -> None:
+def test_a_model_without_its_usual_tokenizer_names_the_option(web: FakeHub, tmp_path: Path) -> None:
     raw = {"model_type": "whisper", "vocab_size": 51865}
     name = default_tokenizer(raw) or ""
-    with pytest.raises(InputError, match=f"tokenizer of {name} is not available: .*; copy the tokenizer's files from"):
+    with pytest.raises(InputError, match=f"tokenizer of {name} is not available: .*: tokenizer FOLDER$"):
         tokenizer_folder(tmp_path, raw)
     web.add(name, SINGLE)
     assert tokenizer_folder(tmp_path, raw).name == "a" * 40 and "model.safetensors" not in web.downloaded
@@ -81,6 +81,13 @@ def test_a_typing_error_is_answered_with_the_nearest_local_name(typed: str, mean
         Path(folder).mkdir(parents=True)
         (Path(folder) / "config.json").touch()
     with pytest.raises(InputError, match=rf"'{typed}' is neither a folder nor .*; did you mean {meant}\?"):
+        locate(typed)
+    assert web.requests == []
+
+
+@pytest.mark.parametrize("typed", ["en_de", "translate-en_de-1_9"])
+def test_the_name_of_a_package_without_its_scheme_is_answered_with_the_scheme(typed: str, web: FakeHub) -> None:
+    with pytest.raises(InputError, match=rf"did you mean argos:{typed}\?"):
         locate(typed)
     assert web.requests == []
 

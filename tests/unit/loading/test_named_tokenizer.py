@@ -65,6 +65,17 @@ def test_a_missing_tokenizer_names_the_option(tmp_path: Path) -> None:
     assert caught.value.field == "tokenizer"
 
 
+def test_a_draft_model_without_a_tokenizer_does_not_propose_the_option_for_the_target(tmp_path: Path) -> None:
+    folder = shutil.copytree(TARGET, tmp_path / "folder")
+    for path in [path for path in folder.iterdir() if path.name not in ("config.json", "weights.npz")]:
+        path.unlink()
+    config = folder / "config.json"
+    config.write_text(config.read_text("utf-8").replace("{", '{"unk_token": "<unk>",', 1))
+    write_vocabulary(folder, family_tokens("t5"))
+    with pytest.raises(InputError, match=r"^draft: .*: found shared_vocabulary.json, but no tokenizer .*; copy the"):
+        open_pair(TARGET, folder)
+
+
 def test_a_tokenizer_that_contradicts_the_vocabulary_of_the_model_is_rejected(tmp_path: Path) -> None:
     folder = shutil.copytree(TARGET, tmp_path / "folder")
     for name in ("tokenizer.json", "manifest.json"):

@@ -28,6 +28,9 @@ from speculative_decoding.loading.suggested_drafts import suggested_draft
         ("models/t5-web-docs", "t5-web-docs-head"),
         ("openai/whisper-base", "whisper-base-head"),
         ("openai/whisper-base.en", None),
+        ("Systran/faster-whisper-base", "whisper-base-head"),  # CTranslate2
+        ("Systran/faster-whisper-large-v3", "distil-whisper/distil-large-v3"),
+        ("Systran/faster-whisper-medium.en", "distil-whisper/distil-medium.en"),
     ],
 )
 def test_a_well_known_target_has_a_suggested_draft(target: str | Path, draft: str | None) -> None:
