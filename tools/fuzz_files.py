@@ -308,23 +308,23 @@ def write_damaged_archive(path: Path, rng: Random) -> None:
 
 
 def read_merges(folder: Path) -> bool:
-    from speculative_decoding.loading.argos_bpe import read_bpe
+    from speculative_decoding.loading.argos_bpe import BpeTokenizer
+    from speculative_decoding.loading.tokenizer import load_tokenizer
 
-    tokenizer = read_bpe(folder)
-    assert tokenizer is not None
+    tokenizer = load_tokenizer(folder)
+    assert isinstance(tokenizer, BpeTokenizer)
     ids = tokenizer.encode('The "quick" brown fox, he said.')
     tokenizer.decode([*ids, *tokenizer.encode_output("foxes"), 7, 99999])
     return True
 
 
 def write_damaged_merges(folder: Path, rng: Random) -> None:
-    """Write a package with bpe.model. One of its files is damaged."""
-    from tests.support.argos import FIELDS
+    """Write a converted package with bpe.model. One of its files is damaged."""
+    from tests.support.argos import package_config
 
     golden = GOLDENS / "argos_bpe"
-    names = ("bpe.model", "shared_vocabulary.txt")
-    files = {name: (golden / name).read_bytes() for name in names} | {"config.json": b'{"add_source_eos": true}'}
-    files["metadata.json"] = json.dumps(FIELDS).encode()
+    files = {name: (golden / name).read_bytes() for name in ("bpe.model", "shared_vocabulary.txt")}
+    files["config.json"] = json.dumps(package_config("en_de")).encode()
     name = rng.choice(("bpe.model", *files))
     folder.mkdir()
     for each, content in files.items():

@@ -21,9 +21,9 @@ FORMATS = {
     "model.safetensors": "safetensors.read_safetensors",
     "weights.safetensors": "safetensors.read_safetensors",  # used by mlx-whisper
     "pytorch_model.bin": "torch_bin.read_torch",
-    "model.bin": "ctranslate2_layout.read_ctranslate2",
 }
 CTRANSLATE2 = "model.bin"
+CTRANSLATE2_PATHS = (CTRANSLATE2, f"model/{CTRANSLATE2}")  # in a model folder, and in an Argos Translate package
 ADAPTER_FORMATS = {
     "adapter_model.safetensors": "safetensors.read_safetensors",
     "adapter_model.bin": "torch_bin.read_torch",
@@ -48,10 +48,14 @@ def read(folder: Path, gguf: Path | None = None) -> Checkpoint:
             from .indexed import IndexedCheckpoint
 
             return IndexedCheckpoint(index, reader(name))
-    if gguf is None and (weights := find_ctranslate2(folder)) is not None:
-        return reader(CTRANSLATE2)(weights)
+    if gguf is None and (model := find_ctranslate2(folder)) is not None:
+        from .ctranslate2_layout import read_ctranslate2
+
+        return read_ctranslate2(model)
     if (gguf := gguf or find_gguf(folder)) is None:
-        raise CheckpointError(f"{folder}: no weights found (expected one of {', '.join(FORMATS)}, *.gguf)")
+        raise CheckpointError(
+            f"{folder}: no weights found (expected one of {', '.join(FORMATS)}, {CTRANSLATE2}, *.gguf)"
+        )
     from .gguf import read_gguf
 
     return read_gguf(gguf)
@@ -59,10 +63,10 @@ def read(folder: Path, gguf: Path | None = None) -> Checkpoint:
 
 def read_config(folder: Path, gguf: Path | None = None) -> dict[str, Any]:
     """Return the parsed config.json, or derive its fields from a CTranslate2 model or the metadata of a GGUF file."""
-    if gguf is None and (weights := find_ctranslate2(folder)) is not None:
-        from .ctranslate2_layout import ctranslate2_config
+    if gguf is None and (model := find_ctranslate2(folder)) is not None:
+        from .ctranslate2_config import ctranslate2_config
 
-        return ctranslate2_config(weights)
+        return ctranslate2_config(model)
     path = folder / "config.json"
     if path.exists():
         return read_json_object(path)
@@ -88,12 +92,11 @@ def read_generation_config(folder: Path, config: Mapping[str, Any]) -> tuple[dic
 
 
 def find_ctranslate2(folder: Path) -> Path | None:
-    """Return the CTranslate2 model of a folder or of an Argos package, or None if the folder has other weights."""
-    for name in FORMATS:
-        if (folder / name).is_file() or (folder / f"{name}.index.json").is_file():
-            return folder / name if name == CTRANSLATE2 else None
-    path = folder / "model" / CTRANSLATE2
-    return path if path.is_file() else None
+    """Return the CTranslate2 model of a folder or an Argos Translate package; None if there are other weights."""
+    if any((folder / f"{name}{ending}").is_file() for name in FORMATS for ending in ("", ".index.json")):
+        return None
+    path = next(filter(Path.is_file, (folder / name for name in CTRANSLATE2_PATHS)), None)
+    return None if path is None or any(folder.glob("*.gguf")) else path
 
 
 def find_gguf(folder: Path) -> Path | None:

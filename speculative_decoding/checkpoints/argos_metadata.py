@@ -11,6 +11,7 @@ from ..errors import CheckpointError
 from .files import read_json_object
 
 METADATA = "metadata.json"
+MODEL_FOLDER = "model"  # contains the package's CTranslate2 model
 TRANSLATE = "translate"
 CODE = re.compile(r"[A-Za-z]{2,8}(?:[-_](?!to\b|to_)[A-Za-z0-9]{1,8})*", re.ASCII)  # _to_ separates the two languages
 MAX_CHARACTERS = 100  # in a field

@@ -6,38 +6,31 @@ import json
 from pathlib import Path
 
 from ..errors import CheckpointError
+from .argos_metadata import MODEL_FOLDER
 from .files import open_regular
 
 SHARED = ("shared_vocabulary.json", "shared_vocabulary.txt")
 SEPARATE = ("source_vocabulary.json", "source_vocabulary.txt", "source_1_vocabulary.json", "source_1_vocabulary.txt")
 SPEECH = ("vocabulary.json", "vocabulary.txt")  # of Whisper
+END_OF_TEXT, START_OF_TRANSCRIPT = "<|endoftext|>", "<|startoftranscript|>"  # tokens of Whisper
 MAX_BYTES = 32 << 20
 MAX_TOKENS = 1 << 20
 MAX_TOKEN = 4096  # bytes; see `MAX_PIECE` in loading/tokenizer_checks.py
 
 
 def find_vocabulary(folder: Path) -> Path | None:
-    """Return the vocabulary file of a model folder or an Argos package, or None.
+    """Return the vocabulary file of a model folder or an Argos Translate package, or None."""
+    paths = (parent / name for parent in (folder, folder / MODEL_FOLDER) for name in SHARED)
+    return next(filter(Path.is_file, paths), None)
 
-    Raises `CheckpointError` if sources and outputs have different vocabularies.
-    """
-    for parent in (folder, folder / "model"):
-        for name in SHARED:
-            if (path := parent / name).is_file():
-                return path
-        for name in SEPARATE:
-            if (path := parent / name).is_file():
-                raise CheckpointError(
-                    f"{path}: separate source and target vocabularies are not supported; use a model with a shared "
-                    "vocabulary"
-                )
-    return None
+
+def find_separate(folder: Path) -> Path | None:
+    """Return the vocabulary file of the sources of a model folder, or None."""
+    return next((path for name in SEPARATE if (path := folder / name).is_file()), None)
 
 
 def find_speech_vocabulary(folder: Path) -> Path | None:
-    """Return the vocabulary file beside a model.bin that may be a Whisper, or None. See also `find_vocabulary`."""
-    if not (folder / "model.bin").is_file():  # in folders without it, such a file may have any other content
-        return None
+    """Return the vocabulary file of a Whisper folder, or None."""
     return next((path for name in SPEECH if (path := folder / name).is_file()), None)
 
 
@@ -50,9 +43,8 @@ def read_vocabulary(path: Path, unknown: str) -> list[str]:
         data = file.read(MAX_BYTES)
     try:
         is_json = path.suffix == ".json"
-        if (
-            data.count(b"," if is_json else b"\n") > 2 * MAX_TOKENS
-        ):  # a bound that needs no memory; tokens may be commas
+        # A bound that needs no memory. Tokens may be commas.
+        if data.count(b"," if is_json else b"\n") > 2 * MAX_TOKENS:
             raise ValueError(f"more than {MAX_TOKENS} tokens")
         tokens = json_tokens(data) if is_json else text_tokens(data)
         if not 0 < len(tokens) <= MAX_TOKENS:

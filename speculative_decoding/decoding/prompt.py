@@ -77,13 +77,10 @@ def make_request(
 def unknown_replacement(
     model: EncoderDecoder, tokenizer: Tokenizer, source: Source, prefix: Sequence[int]
 ) -> Replace | None:
-    """Return what replaces unknown tokens of an output; None if the tokenizer is of another model."""
-    from ..loading.unknown_tokens import ReplacingTokenizer
+    """Return what replaces unknown tokens of an output. A source of ids without their text has no pieces."""
     from .unknowns import UnknownReplacement
 
-    if not isinstance(source, TextTokens) or not isinstance(tokenizer, ReplacingTokenizer):
-        return None
-    return UnknownReplacement(model, tokenizer, source, prefix)
+    return UnknownReplacement(model, tokenizer, source, prefix) if isinstance(source, TextTokens) else None
 
 
 class DecoderPrompt(NamedTuple):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ..loading.tokenizer import StreamingDetokenizer, Tokenizer
+
+if TYPE_CHECKING:  # imported at run time only if a tokenizer needs it
+    from ..loading.whole_text import WholeTextDetokenizer
 
 Replace = Callable[[Sequence[int], int], int]  # the output so far, and its next token -> the token to decode
 
@@ -36,7 +40,13 @@ class TextStreamer:
         self._stop = tuple(stop)
         self._prefix = tuple(prefix)
         # The prefix determines leading spaces, and the first token may complete its last character.
-        self._detokenizer = StreamingDetokenizer(tokenizer, self._prefix)
+        self._detokenizer: StreamingDetokenizer | WholeTextDetokenizer
+        if getattr(tokenizer, "waits_for_end", False):
+            from ..loading.whole_text import WholeTextDetokenizer
+
+            self._detokenizer = WholeTextDetokenizer(tokenizer, self._prefix)
+        else:
+            self._detokenizer = StreamingDetokenizer(tokenizer, self._prefix)
         self._held = ""  # text that may be the start of a stop string
         self._found_stop = False
         self.has_ended = False

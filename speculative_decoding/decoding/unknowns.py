@@ -10,6 +10,7 @@ from functools import cached_property
 
 import mlx.core as mx
 
+from ..loading.tokenizer import Tokenizer
 from ..loading.unknown_tokens import ReplacingTokenizer, UnknownToken
 from ..models.base import EncoderDecoder
 from ..models.source import TextTokens
@@ -20,14 +21,13 @@ class UnknownReplacement:
 
     Args:
         model: A model with `replaces_unknowns`.
-        tokenizer: Its tokenizer.
+        tokenizer: Its tokenizer, a `ReplacingTokenizer`.
         source: The source tokens.
         prefix: The decoder's start token and a forced prefix.
     """
 
-    def __init__(
-        self, model: EncoderDecoder, tokenizer: ReplacingTokenizer, source: TextTokens, prefix: Sequence[int]
-    ) -> None:
+    def __init__(self, model: EncoderDecoder, tokenizer: Tokenizer, source: TextTokens, prefix: Sequence[int]) -> None:
+        assert isinstance(tokenizer, ReplacingTokenizer)
         self._model = model
         self._tokenizer = tokenizer
         self._source = source
@@ -37,7 +37,7 @@ class UnknownReplacement:
         if token != self._tokenizer.unknown_id or not self._pieces:
             return token
         decoder_tokens = [*self._prefix, *tokens]
-        position = self._model.aligned_position(decoder_tokens, self._encoder_output, [*self._pieces])
+        position = self._model.aligned_position(decoder_tokens, self._projections, [*self._pieces])
         return UnknownToken(token, self._pieces[position])
 
     @cached_property
@@ -46,5 +46,8 @@ class UnknownReplacement:
         return {} if self._source.text is None else self._tokenizer.source_pieces(self._source.text)
 
     @cached_property
-    def _encoder_output(self) -> mx.array:
-        return self._model.encode_rows([self._source])[0]
+    def _projections(self) -> Sequence[tuple[mx.array, mx.array]]:
+        """Each layer's cross keys and values, computed again because the batch's cache may hold other requests."""
+        projections = [*self._model.cross_projections(self._model.encode_rows([self._source])[0])]
+        mx.eval(projections)
+        return projections

@@ -2,22 +2,21 @@
 
 The steps are those of `BPETokenizer` in argostranslate/tokenizer.py: sacremoses normalizes punctuation and splits a
 text into words, and subword-nmt splits words into pieces. Pieces that do not end a word end with "@@". The rules of
-sacremoses depend on the languages, which metadata.json names.
+sacremoses depend on the languages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib.util import find_spec
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints import read_config
-from ..checkpoints.argos_metadata import read_package
-from ..checkpoints.ctranslate2_vocabulary import find_vocabulary, read_vocabulary
 from ..checkpoints.files import open_regular
 from ..errors import CheckpointError, InputError
+from .ctranslate2_tokenizer import ModelVocabulary
+from .task_prefixes import only_languages, task_prefixes
 from .tokenizer_base import MAX_FILE_BYTES, FolderTokenizer, tokenizer_errors
 from .unknown_tokens import UnknownToken
 
@@ -26,25 +25,22 @@ CONTINUES = "@@ "
 PACKAGES = {"sacremoses": "sacremoses", "subword_nmt": "subword-nmt"}  # module -> package
 INSTALL = 'pip install "speculative-decoding[argos]"'
 VERSIONS = ((0, 1), (0, 2))  # of the format of bpe.model
-TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}  # CTranslate2's defaults
 MAX_WORD = 1000  # characters; the time to split a word grows with the square of its length
 MAX_CACHED = 1 << 16  # words whose pieces are kept
 
 
-def read_bpe(folder: Path) -> BpeTokenizer | None:
+def read_bpe(folder: Path, vocabulary: ModelVocabulary) -> BpeTokenizer | None:
     """Return the tokenizer of a package with bpe.model, or None for other folders. Raises `InputError`."""
     if not (path := folder / MERGES).is_file():
         return None
     for module, package in PACKAGES.items():
         if find_spec(module) is None:
             raise InputError(f"{path}: needs the package {package}", way_out=f"run {INSTALL}")
-    if (vocabulary := find_vocabulary(folder)) is None:
-        raise CheckpointError(f"{folder}: has no vocabulary; restore the package")
-    config = read_config(folder)
-    pieces = read_vocabulary(vocabulary, str(config.get("unk_token", TOKENS["unk_token"])))
-    ids = {piece: index for index, piece in reversed([*enumerate(pieces)])}  # the first one of equal pieces
+    source, target = only_languages(task_prefixes(vocabulary.config))
+    if source is None or target is None:
+        raise InputError(f"{path}: the languages of its package are unknown", way_out="name the package's folder")
     with tokenizer_errors(f"{path}: not a readable tokenizer"):
-        return BpeTokenizer(folder, ids, config)
+        return BpeTokenizer(folder, vocabulary, source, target)
 
 
 class BpeTokenizer(FolderTokenizer):
@@ -52,28 +48,24 @@ class BpeTokenizer(FolderTokenizer):
 
     Args:
         folder: The package.
-        ids: Piece -> id.
-        config: The fields `add_source_bos`, `add_source_eos`, `unk_token`, `bos_token` and `eos_token` of CTranslate2's
-            config.json, and `forced_bos_token_id`.
+        vocabulary: Its vocabulary, and the special tokens in its config.
+        source, target: The languages, such as "en".
     """
 
     waits_for_end = True  # the spaces around a quotation mark depend on all marks of the text
 
-    def __init__(self, folder: Path, ids: Mapping[str, int], config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, vocabulary: ModelVocabulary, source: str, target: str) -> None:
+        ids, config = vocabulary.ids, vocabulary.config
         super().__init__(ids, None, cleans_up=False)
         self._ids = ids
-        names = {name: str(config.get(name, default)) for name, default in TOKENS.items()}
-        if missing := next((name for name in ("unk_token", "eos_token") if names[name] not in ids), None):
-            raise CheckpointError(f"{folder}: its vocabulary has no {missing} {names[missing]!r}; restore the package")
-        self.unknown_id, self._end = ids[names["unk_token"]], ids[names["eos_token"]]
-        start = [ids[names["bos_token"]]] if names["bos_token"] in ids else []
-        self._before = start if config.get("add_source_bos") is True else []
-        self._after = [self._end] if config.get("add_source_eos") is True else []
+        self.unknown_id, self._end = ids[config["unk_token"]], config["eos_token_id"]
+        start = [ids[config["bos_token"]]] if config["bos_token"] in ids else []
+        self._before = start if config["add_source_bos"] else []
+        self._after = [self._end] if config["add_source_eos"] else []
         special = {self.unknown_id, self._end, *start, config.get("forced_bos_token_id")}
         self._texts = {index: piece for piece, index in ids.items() if index not in special}
-        package = read_package(folder)
         self._bpe = read_merges(folder / MERGES)
-        self._source, self._output = Moses(package.from_code), Moses(package.to_code)
+        self._source, self._output = Moses(source), Moses(target)
 
     def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]:
         pieces = self._pieces((self._output if as_output else self._source).words(text))

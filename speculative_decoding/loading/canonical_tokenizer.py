@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, note
-from .ctranslate2_tokenizer import ARGOS, ModelVocabulary
+from .ctranslate2_tokenizer import ModelVocabulary
 from .languages import Languages
 from .reference_tokenizer import read_model_files
 from .sentencepiece_tokenizer import SPACE, SentencePieceTokenizer, T5Like, T5Tokenizer
@@ -96,7 +96,7 @@ def copy_tokenizer(source: Path, output: Path) -> dict[str, Any] | None:
     paths = [source / name for name in TOKENIZER_FILES]
     vocabulary = ModelVocabulary.find(source)
     if vocabulary is not None and vocabulary.path.parent != source:  # of an Argos package
-        paths += [vocabulary.path, source / ARGOS]
+        paths.append(vocabulary.path)
     for path in filter(Path.is_file, paths):
         shutil.copyfile(path, output / path.name)
     record = proven_record(source)

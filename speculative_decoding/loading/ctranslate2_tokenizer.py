@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..checkpoints import find_ctranslate2, read_config
-from ..checkpoints.ctranslate2_vocabulary import find_speech_vocabulary, find_vocabulary, read_vocabulary
-from ..errors import CheckpointError, InputError, Message
+from ..checkpoints.ctranslate2_vocabulary import END_OF_TEXT, find_speech_vocabulary, find_vocabulary, read_vocabulary
+from ..errors import InputError, Message
 from .languages import PLAIN, UNDERSCORES, codes_in
 from .sentencepiece_tokenizer import (
     CLASSES,
@@ -26,7 +27,7 @@ from .sentencepiece_tokenizer import (
     read_model,
 )
 from .tokenizer_base import FolderTokenizer, Tokenizer, tokenizer_errors
-from .tokenizer_settings import GENERAL_CLASSES, family_config, settings_of, tokenizer_class
+from .tokenizer_settings import GENERAL_CLASSES, family_config, tokenizer_class
 from .unknown_tokens import UnknownToken
 
 # One model for sources and outputs, or one for each
@@ -38,10 +39,8 @@ EXTRA_ID = re.compile(r"<extra_id_(\d+)>")
 FAIRSEQ = ["<s>", "<pad>", "</s>", "<unk>"]  # the first tokens of fairseq's vocabularies, and of BART's and mBART's
 PEGASUS = ["<pad>", "</s>", "<mask_1>", "<mask_2>"]
 BLANK = "<blank>"  # the padding token of OpenNMT-py, OpenNMT-tf and Eole
-OPENNMT = ""  # the class name of `OpenNmtTokenizer`, which no folder names
 SAME = ({"<|nospeech|>", "<|nocaptions|>"},)  # tokens of Whisper that have been renamed
 LEAST_KNOWN = 0.5  # the share of SentencePiece's pieces that a vocabulary made from them has at least
-ARGOS = "metadata.json"  # of an Argos package
 MAX_LANGUAGES = 1 << 11  # the input is split at these tokens; NLLB-200 has 202
 WAY_OUT = Message("name a folder with the model's own tokenizer: {tokenizer} FOLDER")
 
@@ -63,24 +62,22 @@ class ModelVocabulary:
     def find(cls, folder: Path) -> ModelVocabulary | None:
         """Return a folder's vocabulary, or None if the folder has none. Raises `CheckpointError` if it is damaged.
 
-        Files with these names are ignored beside the weights and the config.json of a model in another format.
+        A file with such a name is ignored if the folder's model is neither CTranslate2's nor converted from one.
         """
-        if find_ctranslate2(folder) is None:
-            config = settings_of(folder / "config.json")
-            if "model_type" in config and "unk_token" not in config:
-                return None
-        if (path := find_vocabulary(folder) or find_speech_vocabulary(folder)) is None:
+        path = find_vocabulary(folder)
+        if path is None and find_ctranslate2(folder) is not None:
+            path = find_speech_vocabulary(folder)
+        if path is None:
             return None
         config = read_config(folder)
-        unknown = config.get("unk_token")
+        unknown = END_OF_TEXT if config.get("model_type") == "whisper" else config.get("unk_token")
         if not isinstance(unknown, str):
-            if config.get("model_type") != "whisper":
-                raise CheckpointError(f"{folder}: its configuration names no unk_token for {path.name}")
-            unknown = "<|endoftext|>"
+            return None
         return cls(path, read_vocabulary(path, unknown), config)
 
-    def ids(self) -> dict[str, int]:
-        """Return the id of each token, and of the padding token that Marian's models lack.
+    @cached_property
+    def ids(self) -> Mapping[str, int]:
+        """The id of each token, and of the padding token that Marian's models lack.
 
         A token that occurs twice has its first id, as in CTranslate2.
         """
@@ -125,7 +122,7 @@ class ModelVocabulary:
                     f"{self.path}: token {index} is {token!r}, but in the tokenizer it is {piece!r}", way_out=WAY_OUT
                 )
         if is_whole:
-            first = self.ids()
+            first = self.ids
             for index, token in enumerate(tokens):
                 if index not in pieces and first[token] == index and not FILLER.fullmatch(token):
                     raise InputError(
@@ -133,7 +130,7 @@ class ModelVocabulary:
                     )
 
 
-def read_ctranslate2(folder: Path, vocabulary: ModelVocabulary) -> FolderTokenizer | None:
+def read_beside_vocabulary(folder: Path, vocabulary: ModelVocabulary) -> FolderTokenizer | None:
     """Read the model files beside a vocabulary, other than tokenizer.json.
 
     Returns None if there are none, or if they are for a class of transformers that only transformers can read. Raises
@@ -151,7 +148,7 @@ def read_ctranslate2(folder: Path, vocabulary: ModelVocabulary) -> FolderTokeniz
         name = class_of(vocabulary, folder)
     elif name not in CLASSES:
         return None
-    chosen = CLASSES.get(name, OpenNmtTokenizer)
+    chosen = OpenNmtTokenizer if name is None else CLASSES[name]
     own = [chosen.model_file] if chosen.model_file in (*shared, *separate) else []
     first = (own or shared or separate)[0]
     with tokenizer_errors(f"{folder}: its tokenizer cannot be loaded"):
@@ -161,9 +158,14 @@ def read_ctranslate2(folder: Path, vocabulary: ModelVocabulary) -> FolderTokeniz
     return tokenizer
 
 
-def class_of(vocabulary: ModelVocabulary, folder: Path) -> str:
-    """Return the name of the class for a vocabulary, judging by its special tokens. Raises `InputError` if unclear."""
+def class_of(vocabulary: ModelVocabulary, folder: Path) -> str | None:
+    """Return the name of the class for a vocabulary, judging by its special tokens; None for `OpenNmtTokenizer`.
+
+    Raises `InputError` if it is unclear.
+    """
     config, tokens = vocabulary.config, vocabulary.tokens
+    if config.get("replace_unknowns"):  # an Argos Translate package, whose sources are pieces only
+        return None
     if config.get("model_type") == "t5":
         return "T5Tokenizer"
     if vocabulary.lacks_padding:
@@ -171,7 +173,7 @@ def class_of(vocabulary: ModelVocabulary, folder: Path) -> str:
     if list(tokens[:4]) == PEGASUS:
         return "PegasusTokenizer"
     if list(tokens[:4]) == FAIRSEQ:
-        plain, underscores = (codes_in(vocabulary.ids(), form) for form in (PLAIN, UNDERSCORES))
+        plain, underscores = (codes_in(vocabulary.ids, form) for form in (PLAIN, UNDERSCORES))
         for name, codes, default in (
             ("NllbTokenizer", plain, "eng_Latn"),
             ("MBart50Tokenizer" if "af_ZA" in plain else "MBartTokenizer", plain, "en_XX"),
@@ -179,20 +181,20 @@ def class_of(vocabulary: ModelVocabulary, folder: Path) -> str:
         ):
             if default in codes and len(codes) > 1:
                 return name
-    # Argos Translate passes a source's pieces only, and so does OpenNMT.
-    is_argos = vocabulary.path.parent != folder or "argos_version" in settings_of(folder / ARGOS)
-    is_plain = is_argos or BLANK in tokens[:8]
-    if is_plain or config.get("add_source_bos") or config.get("add_source_eos"):
-        return OPENNMT
+    if BLANK in tokens[:8] or config.get("add_source_bos") or config.get("add_source_eos"):
+        return None
     raise InputError(
         f"{folder}: neither {vocabulary.path.name} nor config.json shows which special tokens surround a source",
         way_out=WAY_OUT,
     )
 
 
-def settings_for(name: str, vocabulary: ModelVocabulary, folder: Path, model_file: str) -> Settings:
-    """Return the settings in a folder's files, completed with the special tokens in the vocabulary."""
-    ids = vocabulary.ids()
+def settings_for(name: str | None, vocabulary: ModelVocabulary, folder: Path, model_file: str) -> Settings:
+    """Return the settings in a folder's files, completed with the special tokens in the vocabulary.
+
+    name: The name of the class, or None for `OpenNmtTokenizer`.
+    """
+    ids = vocabulary.ids
     settings = replace(Settings.read(folder), pieces=ids)
     options, added = dict(settings.options), dict(settings.added)
     if name == "T5Tokenizer" and settings.additional() is None and "extra_ids" not in options:
@@ -210,7 +212,7 @@ def settings_for(name: str, vocabulary: ModelVocabulary, folder: Path, model_fil
         added = {ids[token]: Token(token, special=True) for token in languages} | added
         if name == "NllbTokenizer" and "<mask>" in ids:
             added.setdefault(ids["<mask>"], Token("<mask>", lstrip=True, special=True))
-    if name in ("MarianTokenizer", OPENNMT):
+    if name in ("MarianTokenizer", None):
         config = vocabulary.config
         pad = config.get("pad_token_id")
         named = {key: config.get(key) for key in ("unk_token", "bos_token", "eos_token")}
@@ -222,7 +224,7 @@ def settings_for(name: str, vocabulary: ModelVocabulary, folder: Path, model_fil
         prefix = config.get("forced_bos_token_id")
         if type(prefix) is int and 0 <= prefix < len(vocabulary.tokens):
             options["additional_special_tokens"] = [vocabulary.tokens[prefix]]
-    if name == OPENNMT:
+    if name is None:
         options |= opennmt_options(vocabulary, ids, options.get("additional_special_tokens", []))
     return replace(settings, options=options, added=added)
 

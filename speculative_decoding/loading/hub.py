@@ -135,6 +135,8 @@ class Wanted:
                 numbered = [file for file in shards if SHARD.search(file)]
                 return [index, *sorted(numbered or shards)]
         gguf_files = [file for file in files if re.fullmatch(r"[^/]+\.gguf", file)]
+        if not gguf_files:
+            return [CTRANSLATE2] if CTRANSLATE2 in files else []
         return gguf_files if len(gguf_files) == 1 else []
 
     def missing(self, files: Collection[str], listed: Collection[str]) -> list[str]:
@@ -160,8 +162,9 @@ class Wanted:
             if self.gguf_file is not None:
                 problem = f"model {name!r} on the Hub has no file {self.gguf_file!r}"
                 raise InputError(problem, "gguf_file", f"name one of its GGUF files ({gguf_files})")
+            known = ", ".join((*FORMATS, CTRANSLATE2))
             raise InputError(
-                f"model {name!r} on the Hub has no weights that can be read (expected one of {', '.join(FORMATS)})",
+                f"model {name!r} on the Hub has no weights that can be read (expected one of {known})",
                 way_out=f"name another model, or one of its GGUF files ({gguf_files}) as gguf_file",
             )
 

@@ -156,6 +156,8 @@ def open_model(
     opened_tokenizer = load_tokenizer(files)
     if files != folder:
         check_tokenizer(opened_tokenizer, folder)
+    if model.replaces_unknowns:
+        require_replacing(opened_tokenizer, files)
     if opened_adapter is not None:
         model.adapter = opened_adapter.fingerprint
     elif isinstance(merged := facts.get("adapter"), Mapping) and "fingerprint" in merged:
@@ -198,8 +200,6 @@ def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, An
 
         refuse_adapter(folder)
     raw = models.hugging_face_config(checkpoints.read_config(folder, gguf))
-    if not models.has_type(raw):
-        checkpoints.read(folder, gguf)  # raises an error if the folder is one of CTranslate2 without its weights
     models.find(raw).config(raw, None)  # raises an error for invalid fields
     generation_config, _ = checkpoints.read_generation_config(folder, raw)
     ids = {name: generation_config.get(name) for name in checkpoints.ID_FIELDS}
@@ -257,6 +257,18 @@ def check_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
     if (vocabulary := ModelVocabulary.find(folder)) is not None:
         vocabulary.check(tokenizer)
+
+
+def require_replacing(tokenizer: Tokenizer, folder: Path) -> None:
+    """Raise `InputError` for a tokenizer that cannot show the source pieces of unknown tokens."""
+    from .unknown_tokens import ReplacingTokenizer
+
+    if not isinstance(tokenizer, ReplacingTokenizer):
+        raise InputError(
+            f"{folder}: this tokenizer cannot show unknown tokens as the package requires",
+            "tokenizer",
+            "use the package's own",
+        )
 
 
 def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: EncoderDecoder) -> GenerationConfig:

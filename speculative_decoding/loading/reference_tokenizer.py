@@ -20,7 +20,7 @@ from ..checkpoints.argos_metadata import METADATA
 from ..checkpoints.files import open_regular, read_json_object
 from ..errors import InputError
 from ..sampling.options import short_repr
-from .ctranslate2_tokenizer import SEPARATE_MODELS, SHARED_MODELS, WAY_OUT, ModelVocabulary, read_ctranslate2
+from .ctranslate2_tokenizer import SEPARATE_MODELS, SHARED_MODELS, WAY_OUT, ModelVocabulary, read_beside_vocabulary
 from .hub import require_address
 from .languages import Languages
 from .sentencepiece_tokenizer import read_sentencepiece
@@ -64,7 +64,7 @@ def read_model_files(folder: Path, vocabulary: ModelVocabulary | None) -> Folder
         return read_sentencepiece(folder)
     from .argos_bpe import read_bpe
 
-    return read_bpe(folder) or read_ctranslate2(folder, vocabulary)
+    return read_bpe(folder, vocabulary) or read_beside_vocabulary(folder, vocabulary)
 
 
 def require_class(folder: Path, vocabulary: ModelVocabulary) -> None:

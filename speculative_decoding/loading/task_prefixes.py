@@ -68,9 +68,13 @@ def chosen_prefix(tasks: Mapping[str, str], source: str | None, target: str | No
         raise InputError("is missing", missing, f"choose one of {names}")
     known = ", ".join(f"{first} to {second}" for first, second in sorted(pairs))
     wanted = " to ".join(filter(None, (source, target)))
-    has = "has prefixes for" if any(pairs.values()) else "only translates"
+    problem = (
+        f"has prefixes for {known}, not for {wanted}"
+        if any(pairs.values())
+        else f"only translates {known}, not {wanted}"
+    )
     raise InputError(
-        f"this model {has} {known}, not {'for ' * any(pairs.values())}{wanted}",
+        f"this model {problem}",
         "src_lang" if target is None else "tgt_lang",
         "choose one of these pairs, or leave it out",
     )

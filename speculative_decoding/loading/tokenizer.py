@@ -73,12 +73,6 @@ def continuation_text(tokenizer: Tokenizer, tokens: Sequence[int], more: Sequenc
     return text
 
 
-def without_start(text: str, start: str) -> str:
-    """Return the text after the part in which it agrees with `start`."""
-    same = next((i for i, (one, other) in enumerate(zip(text, start, strict=False)) if one != other), len(start))
-    return text[same:]
-
-
 WINDOW = 8  # ids that are decoded together; each new window requires a second call to the tokenizer
 MAX_WINDOW = 64  # the upper limit, for ids that have no complete text
 
@@ -87,8 +81,7 @@ class StreamingDetokenizer:
     """Decodes ids to text incrementally. Never returns incomplete characters and never revises text it has returned.
 
     Each call decodes a window of the last few ids, and returns the part of the window's text that is new. The window
-    begins with ids that have visible text, because tokenizers drop spaces at the start of a text. If the text of any
-    id may still change (`waits_for_end`), the whole text is returned at the end.
+    begins with ids that have visible text, because tokenizers drop spaces at the start of a text.
 
     prefix: Ids that precede the output. Their text is not returned.
     """
@@ -97,11 +90,9 @@ class StreamingDetokenizer:
         self._decode = tokenizer.decode
         self._byte_tokens = frozenset[int]()
         self._clean_up: StreamedCleanUp | None = None
-        self._waits = False
         if isinstance(tokenizer, FolderTokenizer):
             self._decode = tokenizer.decode_as_written
             self._byte_tokens = tokenizer.byte_tokens
-            self._waits = tokenizer.waits_for_end
             if tokenizer.cleans_up:
                 from .clean_up import StreamedCleanUp
 
@@ -113,8 +104,7 @@ class StreamingDetokenizer:
         self._in_bytes = False  # whether the last id with text is a byte; later bytes may make the run invalid
         for token in prefix:
             self._add(token)
-        self._start = self._decode(self._window) if self._waits else ""  # the text of the prefix
-        if prefix and not self._waits:  # skip the prefix's remaining text, except for an incomplete character
+        if prefix:  # skip the prefix's remaining text, except for an incomplete character
             self._returned += len(self._complete_text())
 
     def add(self, token: int) -> str:
@@ -124,14 +114,11 @@ class StreamingDetokenizer:
 
     def finish(self) -> str:
         """Return the remaining text, even if it ends with an incomplete character."""
-        text = self._decode(self._window)
-        text = without_start(text, self._start) if self._waits else text[self._returned :]
+        text = self._decode(self._window)[self._returned :]
         return text if self._clean_up is None else self._clean_up.add(text) + self._clean_up.finish()
 
     def _add(self, token: int) -> str:
         self._window.append(token)
-        if self._waits:
-            return ""
         if self._byte_tokens:
             if token in self._byte_tokens:
                 self._in_bytes = True

@@ -32,15 +32,12 @@ def find(raw: RawConfig) -> Architecture:
     if not isinstance(model_type, str) or model_type not in MODULES:
         if isinstance(model_type, str) and model_type in UNSUPPORTED:
             raise CheckpointError(f"config.json: model_type {model_type!r}: {UNSUPPORTED[model_type]}")
+        if model_type is None:
+            raise CheckpointError("config.json: has no 'model_type'; a CTranslate2 folder must also contain model.bin")
         known = ", ".join(MODULES)
         raise CheckpointError(f"config.json: unsupported model_type {short_repr(model_type)}; supported: {known}")
     architecture: Architecture = import_module(f".{MODULES[model_type]}", __name__).ARCHITECTURE
     return architecture
-
-
-def has_type(raw: RawConfig) -> bool:
-    """Return whether a parsed config.json names an architecture. That of CTranslate2 does not."""
-    return "model_type" in raw
 
 
 def build(raw: RawConfig, checkpoint: Checkpoint | None = None, ranks: int = 1) -> EncoderDecoder:

@@ -68,7 +68,7 @@ FAMILIES: Mapping[str, Family] = {
         norm_first=True, embedding_norm=False, learned_positions=False, defaults=M2M_DEFAULTS, fairseq_sinusoids=True
     ),
     "marian": Family(norm_first=False, embedding_norm=False, learned_positions=False, defaults=MARIAN_IDS),
-    OPENNMT: Family(norm_first=True, embedding_norm=False, learned_positions=True, defaults={}),
+    OPENNMT: Family(norm_first=True, embedding_norm=False, learned_positions=True, defaults={}, fairseq_sinusoids=True),
 }
 
 
@@ -153,16 +153,6 @@ class BartConfig(TransformerConfig):
     scale_embedding: Annotated[bool, Bool()] = False
     tie_word_embeddings: Annotated[bool, Bool()] = True
     share_encoder_decoder_embeddings: Annotated[bool, Bool()] = True
-    # The variants of `OPENNMT`, with the names in the first BART configurations. Other families ignore these fields.
-    normalize_before: Annotated[bool, Bool()] = True
-    normalize_embedding: Annotated[bool, Bool()] = False
-    static_position_embeddings: Annotated[bool, Bool()] = False
-    is_gated_act: Annotated[bool, Bool()] = False
-    rms_norm: Annotated[bool, Bool()] = False
-    # Unknown tokens of an output may be replaced by the source tokens that this many heads of this layer attend to.
-    replace_unknowns: Annotated[bool, Bool()] = False
-    alignment_layer: Annotated[int, Int(-512, 511)] = -1
-    alignment_heads: Annotated[int, Int(0, 1 << 12)] = 1  # 0 means all
     has_logits_bias: bool = False
     has_source_embedding: bool = False
 
@@ -178,10 +168,6 @@ class BartConfig(TransformerConfig):
         self.check_heads()
         if self.d_model % 2:
             raise CheckpointError(f"config.json: 'd_model' must be even, not {self.d_model}")
-        if not -self.decoder_layers <= self.alignment_layer < self.decoder_layers:
-            raise CheckpointError(f"config.json: 'alignment_layer' of {self.alignment_layer} does not exist")
-        if self.alignment_heads > self.decoder_attention_heads:
-            raise CheckpointError(f"config.json: 'alignment_heads' of {self.alignment_heads} do not exist")
         if not self.share_encoder_decoder_embeddings:
             raise CheckpointError(
                 "config.json: 'share_encoder_decoder_embeddings' must be true, not false: separate source and target "
@@ -202,20 +188,7 @@ class BartConfig(TransformerConfig):
 
     @property
     def family(self) -> Family:
-        family = FAMILIES[self.model_type]
-        if self.model_type != OPENNMT:
-            return family
-        return replace(
-            family,
-            norm_first=self.normalize_before,
-            embedding_norm=self.normalize_embedding,
-            learned_positions=not self.static_position_embeddings,
-            fairseq_sinusoids=True,
-        )
-
-    @property
-    def is_gated(self) -> bool:
-        return self.model_type == OPENNMT and self.is_gated_act
+        return FAMILIES[self.model_type]
 
     @property
     def norm_first(self) -> bool:
@@ -224,7 +197,7 @@ class BartConfig(TransformerConfig):
     @property
     def has_rms_norms(self) -> bool:
         """Whether norms are RMS norms, which have no biases."""
-        return self.model_type == OPENNMT and self.rms_norm
+        return False
 
     def norm(self) -> nn.Module:
         """Return a new norm."""
@@ -233,13 +206,67 @@ class BartConfig(TransformerConfig):
     @property
     def first_position(self) -> int:
         """The number that encodes position 0 in sinusoids."""
-        if self.model_type == OPENNMT:
-            return 1
         return self.pad_token_id + 1 if self.family.fairseq_sinusoids else 0
 
     @property
     def embedding_scale(self) -> float:
         return self.d_model**0.5 if self.scale_embedding else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenNmtConfig(BartConfig):
+    """The config.json of a model from a CTranslate2 file. Its variants have the names in the first BART configurations.
+
+    alignment_layer, alignment_heads: the layer, and the number of its heads (0 means all), whose attention weights
+        determine the source tokens that replace unknown tokens.
+    """
+
+    normalize_before: Annotated[bool, Bool()] = True
+    normalize_embedding: Annotated[bool, Bool()] = False
+    static_position_embeddings: Annotated[bool, Bool()] = False
+    is_gated_act: Annotated[bool, Bool()] = False
+    rms_norm: Annotated[bool, Bool()] = False
+    replace_unknowns: Annotated[bool, Bool()] = False
+    alignment_layer: Annotated[int, Int(-512, 511)] = -1
+    alignment_heads: Annotated[int, Int(0, 1 << 12)] = 1
+
+    def _check(self) -> None:
+        super()._check()
+        if not -self.decoder_layers <= self.alignment_layer < self.decoder_layers:
+            raise CheckpointError(
+                f"config.json: 'alignment_layer' of {self.alignment_layer} is not one of {self.decoder_layers} layers"
+            )
+        if self.alignment_heads > self.decoder_attention_heads:
+            raise CheckpointError(
+                f"config.json: 'alignment_heads' of {self.alignment_heads} is larger than the number of heads, "
+                f"{self.decoder_attention_heads}"
+            )
+
+    @property
+    def family(self) -> Family:
+        return replace(
+            FAMILIES[OPENNMT],
+            norm_first=self.normalize_before,
+            embedding_norm=self.normalize_embedding,
+            learned_positions=not self.static_position_embeddings,
+        )
+
+    @property
+    def is_gated(self) -> bool:
+        return self.is_gated_act
+
+    @property
+    def has_rms_norms(self) -> bool:
+        return self.rms_norm
+
+    @property
+    def first_position(self) -> int:
+        return 1
+
+
+def read_config(raw: RawConfig, checkpoint: Checkpoint | None = None) -> BartConfig:
+    """Read a parsed config.json. See `BartConfig.from_dict`."""
+    return (OpenNmtConfig if raw["model_type"] == OPENNMT else BartConfig).from_dict(raw, checkpoint)
 
 
 class Stack(nn.Module):
@@ -351,7 +378,7 @@ class BART(EncoderDecoder):
         super().__init__()
         self.config = config
         self.max_source_tokens = config.max_position_embeddings
-        self.replaces_unknowns = config.replace_unknowns
+        self.replaces_unknowns = isinstance(config, OpenNmtConfig) and config.replace_unknowns
         if config.family.learned_positions:
             self.max_positions = config.max_position_embeddings
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
@@ -386,15 +413,20 @@ class BART(EncoderDecoder):
             embedded = self.source_embedding(tokens) * self.config.embedding_scale
         return self.encoder.encode(embedded, mask)
 
-    def aligned_position(self, tokens: Sequence[int], encoder_output: mx.array, positions: Sequence[int]) -> int:
+    def aligned_position(
+        self,
+        tokens: Sequence[int],
+        projections: Sequence[tuple[mx.array, mx.array]],
+        positions: Sequence[int],
+    ) -> int:
         """Return the source position with the highest attention weight for the next token.
 
         Averages the weights of the first `alignment_heads` heads of a layer, as CTranslate2 does.
         """
         config = self.config
+        assert isinstance(config, OpenNmtConfig)
         layer = config.alignment_layer % config.decoder_layers
         heads = [(layer, head) for head in range(config.alignment_heads or config.decoder_attention_heads)]
-        projections = self.cross_projections(encoder_output)
         embedded, table = self.embed(mx.array([[*tokens]])), self.position_table(len(tokens))
         scores, _ = self.decoder.cross_attention_scores(embedded, table, projections, heads, config.decoder.scale)
         weights = mx.softmax(scores[:, -1].astype(mx.float32), axis=-1).mean(axis=0)
@@ -494,4 +526,4 @@ def fits_float16(raw: RawConfig) -> bool:
     return not (raw.get("normalize_before", norm_first) if raw["model_type"] == OPENNMT else norm_first)
 
 
-ARCHITECTURE = Architecture(BART, BartConfig.from_dict, adapted, token_tables, fits_float16)
+ARCHITECTURE = Architecture(BART, read_config, adapted, token_tables, fits_float16)

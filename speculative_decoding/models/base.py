@@ -237,12 +237,14 @@ class EncoderDecoder(nn.Module):
         positions = self.positions([0], length, length)
         return self.decoder_hidden(tokens, positions, table, padding_mask(mask, encoder_output.dtype), layers)
 
-    def aligned_position(self, tokens: Sequence[int], encoder_output: mx.array, positions: Sequence[int]) -> int:
+    def aligned_position(
+        self, tokens: Sequence[int], projections: Sequence[tuple[mx.array, mx.array]], positions: Sequence[int]
+    ) -> int:
         """Return the source position that the output's next token translates. Only models with `replaces_unknowns`.
 
         Args:
             tokens: The decoder's tokens, beginning with the start token.
-            encoder_output: (1, S, M).
+            projections: The `cross_projections` of the source.
             positions: The possible source positions.
         """
         raise NotImplementedError

@@ -25,6 +25,18 @@ FIELDS: dict[str, Any] = {
 }
 
 
+def package_config(pair: str) -> dict[str, Any]:
+    """Return the fields of a converted package's config.json that its tokenizer needs."""
+    source, target = pair.split("_")
+    return {
+        "model_type": "opennmt",
+        **{"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "eos_token_id": 3},
+        **{"add_source_bos": False, "add_source_eos": False},
+        "task_specific_params": {f"translation_{source}_to_{target}": {"prefix": ""}},
+        "replace_unknowns": True,
+    }
+
+
 def package_files(**fields: Any) -> dict[str, bytes]:
     """Return the files of a package, by their path in its folder. fields: of metadata.json."""
     vocabulary = ["<blank>", "<unk>", "<s>", "</s>", "▁a", "▁the"]

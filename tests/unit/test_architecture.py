@@ -197,6 +197,7 @@ MAY_KNOW_FAMILIES = {
     "loading.canonical_tokenizer",
     "loading.ctranslate2_tokenizer",
     "checkpoints.gguf",
+    "checkpoints.ctranslate2_config",
     "checkpoints.ctranslate2_layout",
 }
 

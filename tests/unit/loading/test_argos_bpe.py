@@ -15,8 +15,10 @@ from speculative_decoding.decoding.text_streamer import TextStreamer
 from speculative_decoding.errors import CheckpointError, InputError
 from speculative_decoding.loading import argos_bpe
 from speculative_decoding.loading.argos_bpe import BpeTokenizer, read_bpe
-from speculative_decoding.loading.tokenizer import StreamingDetokenizer
+from speculative_decoding.loading.ctranslate2_tokenizer import ModelVocabulary
 from speculative_decoding.loading.unknown_tokens import ReplacingTokenizer, UnknownToken
+from speculative_decoding.loading.whole_text import WholeTextDetokenizer
+from tests.support.argos import package_config
 from tests.support.paths import GOLDENS
 
 FOLDER = GOLDENS / "argos_bpe"
@@ -26,18 +28,21 @@ UNKNOWN, END = 1, 3
 
 
 def package(folder: Path, pair: str = "en_de", merges: str | None = None, **config: Any) -> Path:
-    """Write a package with bpe.model. config: the fields of config.json."""
-    (folder / "model").mkdir(exist_ok=True)
-    shutil.copyfile(FOLDER / "shared_vocabulary.txt", folder / "model/shared_vocabulary.txt")
+    """Write the folder of a converted package with bpe.model. config: further fields of config.json."""
+    shutil.copyfile(FOLDER / "shared_vocabulary.txt", folder / "shared_vocabulary.txt")
     (folder / "bpe.model").write_text((FOLDER / "bpe.model").read_text() if merges is None else merges)
-    source, target = pair.split("_")
-    (folder / "metadata.json").write_text(json.dumps({"from_code": source, "to_code": target}))
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(package_config(pair) | config))
     return folder
 
 
+def read(folder: Path) -> BpeTokenizer | None:
+    vocabulary = ModelVocabulary.find(folder)
+    assert vocabulary is not None
+    return read_bpe(folder, vocabulary)
+
+
 def tokenizer_of(folder: Path, *arguments: str, **config: Any) -> BpeTokenizer:
-    found = read_bpe(package(folder, *arguments, **config))
+    found = read(package(folder, *arguments, **config))
     assert found is not None
     return found
 
@@ -83,7 +88,7 @@ def test_unknown_tokens_are_replaced_by_pieces_of_the_source(tmp_path: Path) -> 
         assert [*found] == [*range(1, len(pieces) + 1)] and [*found.values()] == pieces
         ids = [UnknownToken(UNKNOWN, piece) if piece not in VOCABULARY else token for piece, token in
                zip(pieces, ids_of(pieces), strict=True)]  # fmt: skip
-        stream = StreamingDetokenizer(tokenizer)
+        stream = WholeTextDetokenizer(tokenizer)
         assert tokenizer.decode(ids) == "".join(map(stream.add, ids)) + stream.finish() == decoded
 
 
@@ -93,7 +98,7 @@ def test_streamed_text_equals_decoded_text(tmp_path: Path) -> None:
     runs = [ids_of(pieces) for golden in GOLDEN.values() for pieces, _ in golden["decoded"]]
     runs += [rng.choices(range(len(VOCABULARY)), k=rng.randint(1, 40)) for _ in range(50)]
     for ids in runs:
-        stream = StreamingDetokenizer(tokenizer)
+        stream = WholeTextDetokenizer(tokenizer)
         assert "".join([stream.add(token) for token in ids]) + stream.finish() == tokenizer.decode(ids)
         streamer = TextStreamer(tokenizer, [END], stop=["zzz"])
         assert streamer.text_of(ids) == tokenizer.decode([token for token in ids if token != END])
@@ -103,7 +108,7 @@ def test_the_text_after_a_prefix_is_the_rest_of_the_whole_text(tmp_path: Path) -
     tokenizer = tokenizer_of(tmp_path)
     ids = tokenizer.encode("The quick brown fox.")
     for length in range(len(ids)):
-        stream = StreamingDetokenizer(tokenizer, ids[:length])
+        stream = WholeTextDetokenizer(tokenizer, ids[:length])
         rest = "".join([stream.add(token) for token in ids[length:]]) + stream.finish()
         begun = tokenizer.decode(ids[:length]).removesuffix("@@")  # a word may be incomplete
         assert begun + rest == "The quick brown fox."
@@ -149,25 +154,19 @@ def test_the_memory_for_known_words_is_bounded(tmp_path: Path, monkeypatch: pyte
 )
 def test_a_damaged_list_of_merges_is_refused(merges: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message) as refused:
-        read_bpe(package(tmp_path, merges=merges))
+        read(package(tmp_path, merges=merges))
     assert str(refused.value).startswith(str(tmp_path / "bpe.model"))
 
 
 def test_other_encodings_and_missing_files_are_refused(tmp_path: Path) -> None:
     (package(tmp_path) / "bpe.model").write_bytes(b"a \xff")
     with pytest.raises(CheckpointError, match="not a readable list of merges"):
-        read_bpe(tmp_path)
-    (package(tmp_path) / "metadata.json").unlink()
-    with pytest.raises(CheckpointError, match="metadata.json: cannot be read"):
-        read_bpe(tmp_path)
-    (package(tmp_path) / "model/shared_vocabulary.txt").write_text("<unk>\na\n")
-    with pytest.raises(CheckpointError, match="its vocabulary has no eos_token '</s>'"):
-        read_bpe(tmp_path)
-    (package(tmp_path) / "model/shared_vocabulary.txt").unlink()
-    with pytest.raises(CheckpointError, match="has no vocabulary"):
-        read_bpe(tmp_path)
-    (tmp_path / "bpe.model").unlink()
-    assert read_bpe(tmp_path) is None
+        read(tmp_path)
+    package(tmp_path, task_specific_params=None)
+    with pytest.raises(InputError, match="the languages of its package are unknown; name the package's folder"):
+        read(tmp_path)
+    (package(tmp_path) / "bpe.model").unlink()
+    assert read(tmp_path) is None
 
 
 def test_missing_packages_are_named_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,4 +174,4 @@ def test_missing_packages_are_named_with_the_extra(tmp_path: Path, monkeypatch: 
         with monkeypatch.context() as patch:
             patch.setattr(argos_bpe, "find_spec", lambda each, gone=module: None if each == gone else find_spec(each))
             with pytest.raises(InputError, match=rf'needs the package {name}; run pip install ".*\[argos\]"'):
-                read_bpe(package(tmp_path))
+                read(package(tmp_path))
