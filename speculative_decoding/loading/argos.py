@@ -173,9 +173,10 @@ def installed(name: str) -> Path:
     wanted = name[len(ARGOS) :]
     folders = package_folders()
     found = [path for folder in folders for path in subfolders(folder)]
-    if same_name := [path for path in found if path.name == wanted]:
-        return same_name[0]
     packages = [*readable(found)]
+    is_pair = normalized(wanted) in {normalized(each.pair) for each in packages}  # old packages have folders like en_de
+    if not is_pair and (same_name := [path for path in found if path.name == wanted]):
+        return same_name[0]
     matching = [each for each in packages if wanted in (each.code or None, f"{TRANSLATE}-{each.pair}")]
     matching = matching or [each for each in packages if normalized(each.pair) == normalized(wanted)]
     if not matching:

@@ -284,6 +284,14 @@ def test_the_folders_of_packages_are_those_of_argos_translate(
     assert locate("argos:en_de") == in_data
 
 
+def test_a_folder_named_after_its_languages_is_not_preferred_to_a_newer_version(home: Path) -> None:
+    folder = home / ".local/share/argos-translate/packages"
+    old = write_package(folder / "en_de", package_version="1.0")
+    assert locate("argos:en_de") == old
+    newer = write_package(folder / "translate-en_de-1_9")
+    assert locate("argos:en_de") == newer
+
+
 @pytest.mark.parametrize("content", ["{", '{"ARGOS_PACKAGES_DIR": 3}'])
 def test_damaged_settings_are_refused(content: str, home: Path) -> None:
     settings = home / ".config/argos-translate/settings.json"
