@@ -67,7 +67,11 @@ def package_fields(folder: Path, vocabulary: Sequence[str]) -> dict[str, Any]:
         if not CODE.fullmatch(code := getattr(package, name)):
             raise CheckpointError(f"{path}: {name} must be the code of a language, such as en or pt-BR, not {code!r}")
     task = f"translation_{package.from_code}_to_{package.to_code}"
-    fields: dict[str, Any] = {"task_specific_params": {task: {"prefix": ""}}, "replace_unknowns": True}
+    fields: dict[str, Any] = {
+        "task_specific_params": {task: {"prefix": ""}},
+        "replace_unknowns": True,
+        "min_new_tokens": 1,  # the default of CTranslate2's `min_decoding_length`, which counts the target prefix
+    }
     if prefix := package.target_prefix:
         if prefix not in vocabulary:
             raise CheckpointError(f"{path}: target_prefix {prefix!r} is not a token of the model; restore the package")

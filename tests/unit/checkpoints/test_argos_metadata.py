@@ -11,6 +11,8 @@ import pytest
 from speculative_decoding.checkpoints.argos_metadata import package_fields
 from speculative_decoding.errors import CheckpointError
 from speculative_decoding.loading.task_prefixes import only_languages, task_prefixes
+from speculative_decoding.models.generation_config import GenerationConfig
+from speculative_decoding.sampling import GenerationOptions
 from tests.support.argos import FIELDS
 
 VOCABULARY = ["<unk>", "<s>", "</s>", "__pt__", "a"]
@@ -24,7 +26,7 @@ def fields_of(folder: Path, content: object) -> dict[str, Any]:
 @pytest.mark.parametrize("pair", [("en", "de"), ("zt", "en"), ("pt-BR", "en"), ("zh_Hant", "pb"), ("en", "to")])
 def test_the_languages_are_a_pair_without_a_prefix(pair: tuple[str, str], tmp_path: Path) -> None:
     found = fields_of(tmp_path, FIELDS | {"from_code": pair[0], "to_code": pair[1]})
-    assert found.pop("replace_unknowns") and [*found] == ["task_specific_params"]
+    assert found.pop("replace_unknowns") and found.keys() == {"task_specific_params", "min_new_tokens"}
     assert only_languages(task_prefixes(found)) == pair
 
 
@@ -32,6 +34,15 @@ def test_the_target_prefix_is_the_first_token_of_every_output(tmp_path: Path) ->
     assert fields_of(tmp_path, FIELDS | {"target_prefix": "__pt__"})["forced_bos_token_id"] == 3
     for nothing in ({"target_prefix": None}, {}):
         assert "forced_bos_token_id" not in fields_of(tmp_path, FIELDS | nothing)
+
+
+@pytest.mark.parametrize("prefix", ["", "__pt__"])
+def test_an_output_has_at_least_one_token(prefix: str, tmp_path: Path) -> None:
+    """As with CTranslate2's default `min_decoding_length` of 1, which counts the target prefix."""
+    found = GenerationConfig.from_dict(fields_of(tmp_path, FIELDS | {"target_prefix": prefix}), len(VOCABULARY), [2])
+    options = found.with_defaults(GenerationOptions(), 1)
+    constraints = found.constraints(options, [2], 1, found.forced_bos_token_id)
+    assert constraints.not_before == ((2, 2),)  # the start token and a token precede the end
 
 
 @pytest.mark.parametrize(
