@@ -68,11 +68,10 @@ def package_fields(folder: Path, vocabulary: Sequence[str]) -> dict[str, Any]:
         if not CODE.fullmatch(code := getattr(package, name)):
             raise CheckpointError(f"{path}: {name} must be the code of a language, such as en or pt-BR, not {code!r}")
     task = f"translation_{package.from_code}_to_{package.to_code}"
-    # CTranslate2 does not end an output before its first token, which follows the target prefix.
     fields: dict[str, Any] = {
         "task_specific_params": {task: {"prefix": ""}},
         "replace_unknowns": True,
-        "min_new_tokens": 2 if package.target_prefix else 1,
+        "min_new_tokens": 1,  # the default of CTranslate2's `min_decoding_length`, which counts the target prefix
     }
     if prefix := package.target_prefix:
         if prefix not in vocabulary:
