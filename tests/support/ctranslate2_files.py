@@ -165,3 +165,12 @@ def write_folder(
     text = json.dumps(list(tokens)) if vocabulary.endswith(".json") else "".join(f"{token}\n" for token in tokens)
     (folder / vocabulary).write_bytes(text.encode())
     return folder
+
+
+def first_pieces(path: Path, size: int) -> bytes:
+    """Return a SentencePiece model with the first pieces of another one."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
+    del model.pieces[size:]
+    return bytes(model.SerializeToString())

@@ -1,6 +1,6 @@
 """Record the files that CTranslate2 writes for tiny random models, and the outputs that it decodes from them.
 
-    pip install ctranslate2==4.8.5 torch==2.13.0 transformers==5.24.0 numpy PyYAML
+    pip install ctranslate2==4.8.5 torch==2.13.0 transformers==5.24.0 numpy PyYAML sentencepiece protobuf
     pip download --no-deps --python-version 3.10 ctranslate2==2.24.0   # unzipped into FORMER/2.24.0
     pip download --no-deps --python-version 3.10 ctranslate2==3.1.0   # unzipped into FORMER/3.1.0
     python make_ctranslate2_goldens.py FORMER
@@ -37,11 +37,12 @@ import transformers
 from ctranslate2.converters import marian
 from ctranslate2.converters import transformers as converters
 from ctranslate2.specs import common_spec, model_spec, transformer_spec
+from sentencepiece import SentencePieceProcessor
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDENS = ROOT / "tests" / "parity" / "goldens"
 sys.path.insert(0, str(ROOT / "tests" / "support"))  # not as tests.support, which would import MLX
-from ctranslate2_files import model_bytes, quantized, random_array, variables_of, write_folder  # noqa: E402
+from ctranslate2_files import first_pieces, model_bytes, quantized, random_array, variables_of, write_folder  # noqa: E402
 
 sys.path.pop(0)  # whose modules have the names of packages
 
@@ -514,7 +515,7 @@ def write(entry: Mapping[str, Any], folder: Path, changes: Changes = {}) -> None
 def sources_of(entry: Mapping[str, Any]) -> list[list[int]]:
     """Return the sources as a caller passes them to CTranslate2, which adds the end if config.json says so."""
     rng = np.random.RandomState(5)
-    words = [i for i, token in enumerate(entry["tokens"]) if token.startswith("w")]
+    words = [i for i, token in enumerate(entry["tokens"]) if token.startswith("w")] or [*range(4, VOCAB)]
     sources = [[words[i] for i in rng.randint(0, len(words), length)] for length in LENGTHS]
     if entry["family"] is not None:
         end = entry["tokens"].index("</s>")
@@ -538,6 +539,18 @@ def decoded(
         replace_unknowns=replace_unknowns,
     )
     return [[tokens.index(token) for token in result.hypotheses[0]] for result in results]
+
+
+def translated(folder: Path) -> list[list[str]]:
+    """Return texts and their translations by the package, decoded as Argos Translate does it."""
+    processor = SentencePieceProcessor(model_proto=first_pieces(SENTENCEPIECE, PIECES))
+    translator = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
+    sources = [processor.encode(text, out_type=str) for text in TEXTS]
+    results = translator.translate_batch(
+        sources, beam_size=1, max_decoding_length=NEW_TOKENS, replace_unknowns=True, return_end_token=False
+    )
+    decoded = [processor.decode_pieces(result.hypotheses[0]).replace("\u2581", " ").strip() for result in results]
+    return [list(pair) for pair in zip(TEXTS, decoded, strict=True)]
 
 
 def scored(entry: Mapping[str, Any], folder: Path, outputs: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -594,12 +607,18 @@ def attempt(case: Case, root: Path) -> tuple[dict[str, Any], list[str]]:
         entry["log_probs"] = scored(entry, folder, outputs)
         if case.name in BEAMS:
             entry["beams"] = decoded(entry, folder, case.prefix, beams=4)
+        if case.name == PACKAGE:
+            entry["texts"] = translated(folder)
         if case.name in REPLACED:
             entry["replaced"] = decoded(entry, folder, case.prefix, replace_unknowns=True)
     kinds = {tuple(output) for output in outputs}
     distinct = max(len({*output}) for output in outputs)
     is_varied = len(kinds) > 2 and distinct > (4 if case.family is None else 1)
     problems = [] if is_varied else ["outputs hardly vary"]
+    if case.name == PACKAGE and not all(
+        character in text for character, (_, text) in zip("\U0001f600\u6f22", entry["texts"][1::2], strict=True)
+    ):
+        problems.append("unknown characters are not translated")
     for changes in (*case.toggles, *case.scored):
         with tempfile.TemporaryDirectory() as other:
             write(entry, Path(other), changes)
@@ -657,6 +676,10 @@ def cases(former_root: Path, work: Path) -> Iterator[Case]:
     yield Case("alignment", transformer(alignment_layer=0, alignment_heads=3))
     yield Case("no <unk> in a text file", transformer(), tokens=TOKENS[1:], vocabulary="shared_vocabulary.txt")
     yield Case("special tokens of config.json", transformer(), config={"decoder_start_token": "w9", "eos_token": "w8"})
+    pieces = SentencePieceProcessor(model_proto=first_pieces(SENTENCEPIECE, PIECES))
+    known = [pieces.id_to_piece(i) for i in range(3, 3 + VOCAB - 4)]
+    unscaled = {f"{stack}/scale_embeddings": False for stack in ("encoder", "decoder")}
+    yield Case(PACKAGE, transformer(unscaled), tokens=[*TOKENS[:4], *known])
     yield Case("Marian", opus(work), tokens=MARIAN_TOKENS, toggles=[*first, pre, relu])
     distances = [
         {f"{stack}/layer_0/self_attention/relative_attention_max_distance": np.int32(6)}
@@ -702,6 +725,11 @@ BEAMS = (
     "RMS norms",
     "int8",
 )  # cases whose outputs with four beams are recorded
+# An Argos Translate package, whose vocabulary lacks some pieces of its SentencePiece model
+PACKAGE = "package"
+SENTENCEPIECE = GOLDENS / "tokenizers" / "t5" / "spiece.model"
+PIECES = 60
+TEXTS = ("the house is old.", "an emoji \U0001f600 and a cat", "its tests", "\u6f22 and x_y", "e")
 # Cases whose outputs are also recorded with source tokens in place of unknown tokens
 REPLACED = ("pre-norm", "no scale", "norm of embeddings", "alignment", "multi-query", "int8")
 PREFIXES = {"m2m_100": ("w9",), "mbart": ("w9",)}  # in place of language tokens
