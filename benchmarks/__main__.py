@@ -22,7 +22,7 @@ from speculative_decoding.cli.parser import flags_from
 from speculative_decoding.cli.run_config import ModelFlags, find
 from speculative_decoding.errors import InputError, Name, writing
 from speculative_decoding.loading.load import DTYPES, ModelHandle, open_model
-from speculative_decoding.loading.pair import ModelPair, open_pair, require_same_tokens
+from speculative_decoding.loading.pair import ModelPair, require_same_tokens
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.device import on_gpu
 from speculative_decoding.runs.places import atomic_write
@@ -84,13 +84,7 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
         folders = flags_from(ModelFlags, chosen).find()
         if folders.draft_model is None and "model" in given.get("drafter", ()):
             raise InputError("--drafter model: needs a --draft-model; add one, or omit model")
-        pair = open_pair(
-            folders.model,
-            folders.draft_model,
-            dtype=folders.dtype,
-            adapter=folders.adapter,
-            tokenizer=folders.tokenizer,
-        )
+        pair = folders.open()
         if isinstance(pair.draft, ModelHandle):  # tasks contain only ids, so such a draft would have no text
             require_same_tokens(pair.target.model, pair.draft.model)
         assistant = open_assistant(given.get("assistant"), pair) if ASSISTED in chosen.peers else None

@@ -24,7 +24,7 @@ from speculative_decoding.cli.run_config import ModelFlags
 from speculative_decoding.drafters import draft_sampler
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.load import BUNDLED, ModelHandle
-from speculative_decoding.loading.pair import open_pair, require_same_tokens
+from speculative_decoding.loading.pair import require_same_tokens
 from speculative_decoding.loading.tokenizer import load_tokenizer
 from speculative_decoding.models.draft_head import DraftHead
 
@@ -96,13 +96,7 @@ def measure(chosen: argparse.Namespace) -> int:
     folders = flags_from(ModelFlags, chosen).find()
     if folders.draft_model is None:
         raise InputError("--draft-model: this target has no default draft; specify one")
-    pair = open_pair(
-        folders.model,
-        folders.draft_model,
-        dtype=folders.dtype,
-        adapter=folders.adapter,
-        tokenizer=folders.tokenizer,
-    )
+    pair = folders.open()
     assert pair.draft is not None
     if isinstance(pair.draft, ModelHandle):  # tasks contain only ids, so such a draft would have no text
         require_same_tokens(pair.target.model, pair.draft.model)

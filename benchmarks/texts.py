@@ -35,7 +35,6 @@ from speculative_decoding.cli.parser import Parser, add_flags, flags_from
 from speculative_decoding.cli.run_config import ModelFlags, find
 from speculative_decoding.errors import InputError, Name, writing
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.loading.pair import open_pair
 from speculative_decoding.runs.places import atomic_write, require_writable
 from speculative_decoding.subpackages import has_subpackage
 
@@ -131,13 +130,7 @@ def measure(chosen: argparse.Namespace) -> int:
     folders = flags_from(ModelFlags, chosen).find()
     names = ("whisper", "transcriber", "whisper_head") if "speech" in chosen.kinds else ()
     whispers = [None if getattr(chosen, name) is None else find(getattr(chosen, name), name) for name in names]
-    pair = open_pair(
-        folders.model,
-        folders.draft_model,
-        dtype=folders.dtype,
-        adapter=folders.adapter,
-        tokenizer=folders.tokenizer,
-    )
+    pair = folders.open()
     pair.load_weights()
     session = Session(pair.target.model, pair.target.tokenizer, None if pair.draft is None else pair.draft.model)
     bench = Bench(session, chosen.max_tokens, chosen.slots)

@@ -95,6 +95,11 @@ class ModelFlags:
     tokenizer: A[str | None, Text(), TOKENIZER, Flag(metavar="NAME")] = None
     dtype: A[str | None, Text(tuple(DTYPES)), DTYPE] = None
 
+    def open(self, *, use_draft: bool = True, **options: Any) -> ModelPair:
+        """Open the models without weights. options: other arguments of `open_pair`."""
+        draft = self.draft_model if use_draft else None
+        return open_pair(self.model, draft, dtype=self.dtype, adapter=self.adapter, tokenizer=self.tokenizer, **options)
+
     def find(self) -> ModelFlags:
         """Find the models' folders; `SELF_DRAFTS` have none. Raises an `InputError` that names the flag."""
         if not self.model and self.adapter is not None:
@@ -348,17 +353,8 @@ class RunConfig:
             use_draft: Whether to open the draft; None opens it if the options use it.
             quantize: Bits per weight of the target.
         """
-        models = self.models
         uses_draft = self.options.runs_draft_model if use_draft is None else use_draft
-        pair = open_pair(
-            models.model,
-            models.draft_model if uses_draft else None,
-            dtype=models.dtype,
-            quantize=quantize,
-            adapter=models.adapter,
-            tokenizer=models.tokenizer,
-            shard=self.shard,
-        )
+        pair = self.models.open(use_draft=uses_draft, quantize=quantize, shard=self.shard)
         check_token_ids(self.options.eos_token_ids, pair.target.model.config.vocab_size)
         if self.flags.memory is not None:
             require_text(pair.target.model)

@@ -32,6 +32,7 @@ VOCABULARIES = tuple(f"model/{name}" for name in (*SHARED, *SEPARATE))
 WANTED = (METADATA, "sentencepiece.model", "bpe.model", MODEL, "model/config.json", *VOCABULARIES)
 ROOT = re.compile(r"\w[\w .+-]{0,99}")  # the names of packages, such as translate-en_de-1_9
 REGULAR = (0, stat.S_IFREG, stat.S_IFDIR)  # 0: the archive does not say
+FINDER = "__MACOSX"  # where macOS stores attributes of files in archives
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 MAX_ENTRIES = 10_000
 MAX_BYTES = 16 << 30
@@ -93,7 +94,7 @@ def package_entries(path: Path, entries: list[zipfile.ZipInfo], nbytes: int) -> 
 
     nbytes: The size of the archive.
 
-    Raises `InputError` if any entry is suspicious, including those that are not unpacked.
+    Raises `InputError` if any entry is suspicious. Entries that are not unpacked are checked too.
     """
 
     def refuse(problem: str, way_out: str = RESTORE) -> NoReturn:
@@ -115,7 +116,7 @@ def package_entries(path: Path, entries: list[zipfile.ZipInfo], nbytes: int) -> 
         if folded(name) in names:
             refuse(f"the entry {name!r} appears twice, or two names differ only in case or Unicode form")
         names.add(folded(name))
-    roots = sorted({entry.filename.partition("/")[0] for entry in entries})
+    roots = sorted({entry.filename.partition("/")[0] for entry in entries} - {FINDER})
     if len(roots) != 1:
         refuse(f"has {len(roots)} files and folders in its root, not a single folder" if roots else "is empty")
     if not ROOT.fullmatch(root := roots[0]):
@@ -127,10 +128,13 @@ def package_entries(path: Path, entries: list[zipfile.ZipInfo], nbytes: int) -> 
         way_out = f"name an {ARCHIVE} file" if nested is None else f"unpack {nested!r}, and name that"
         refuse(f"not a package, because it lacks {missing}", way_out)
     if sum(entry.compress_size for entry in found.values()) > nbytes:
-        refuse("claims to hold more data than it has")
+        refuse("its entries are larger than the archive")
     for name, entry in found.items():
         if entry.file_size > max(ALWAYS_ALLOWED, MAX_RATIO * entry.compress_size):
-            refuse(f"{name} claims to be {entry.file_size} bytes, compressed to {entry.compress_size}")
+            refuse(
+                f"{name} claims to be {entry.file_size} bytes, more than {MAX_RATIO} times its {entry.compress_size} "
+                "compressed bytes"
+            )
     if (size := sum(entry.file_size for entry in found.values())) > MAX_BYTES:
         refuse(f"claims to hold {size / 1e9:.0f} GB (at most {MAX_BYTES / 1e9:.0f} GB are supported)")
     return root, found
@@ -239,6 +243,6 @@ def version(package: Package) -> tuple[int, ...]:
 def not_installed(name: str, packages: Iterable[Package], folders: Iterable[Path]) -> InputError:
     pairs = sorted({each.pair for each in packages})
     shown = ", ".join(pairs[:MAX_SHOWN]) + (f", ... ({len(pairs)} pairs)" if len(pairs) > MAX_SHOWN else "")
-    known = f"only {shown}" if pairs else f"because there are no packages in {' or '.join(map(str, folders))}"
+    known = f"(installed: {shown})" if pairs else f"(no packages in {' or '.join(map(str, folders))})"
     way_out = f"install its package with Argos Translate, or download its {ARCHIVE} file and name that"
-    return InputError(f"model {name!r} is not installed, {known}", way_out=way_out)
+    return InputError(f"model {name!r} is not installed {known}", way_out=way_out)

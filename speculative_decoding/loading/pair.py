@@ -18,12 +18,14 @@ from ..sampling.values import Text
 from . import manifest
 from .draft_head import DraftHeadHandle, open_draft
 from .load import ModelHandle, Shard, open_model
-from .names import shown_name
+from .names import UNPACKED, shown_name
 from .tokenizer_base import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from .self_draft import SelfDraft
 
+# Files that are not only a tokenizer's, but determine how it is read; the last two are of Argos Translate packages
+TOKENIZER_SETTINGS = ("config.json", "model/config.json", "metadata.json")
 SELF_DRAFTS = {"self-4bit": 4, "self-8bit": 8}  # values of `draft` that mean a quantized copy of the target -> bits
 
 
@@ -220,19 +222,27 @@ def token_difference(target: EncoderDecoder, draft: EncoderDecoder) -> str | Non
 
 
 def fingerprint(handle: ModelHandle | SelfDraft | DraftHeadHandle) -> str:
-    """Return a hash of a model's manifest, or, if it has none, of its files' names, sizes and dates."""
+    """Return a hash of a model's `files_of`, and of its adapter and its tokenizer if they were named."""
     if not isinstance(handle, ModelHandle | DraftHeadHandle):
         return hashlib.sha256(f"{fingerprint(handle.target)} {handle.bits} {handle.group_size}".encode()).hexdigest()
-    files: Mapping[str, Any] = manifest.read(handle.folder)["files"]
-    if not files:
-        folder = handle.folder
-        paths = [*folder.iterdir(), *folder.glob("model/*")]  # the weights of an Argos Translate package are in model/
-        dates = {path.relative_to(folder).as_posix(): path.stat() for path in paths}
-        files = {name: [status.st_size, int(status.st_mtime)] for name, status in dates.items()}
+    files = files_of(handle.folder)
     if isinstance(handle, ModelHandle) and handle.adapter is not None:
         files = {**files, "adapter": handle.adapter.fingerprint}
     if isinstance(handle, ModelHandle) and handle.named_tokenizer is not None:
-        named = filter(Path.is_file, (handle.named_tokenizer / name for name in TOKENIZER_FILES))
-        hashes = {path.name: manifest.sha256(path) for path in named}
+        named = handle.named_tokenizer
+        names = (*TOKENIZER_FILES, *TOKENIZER_SETTINGS)
+        hashes = {name: manifest.sha256(named / name) for name in names if (named / name).is_file()}
         files = {**files, "tokenizer": [handle.tokenizer.vocabulary.fingerprint, hashes]}
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
+
+
+def files_of(folder: Path) -> Mapping[str, Any]:
+    """Return what tells whether a model's files have changed: its manifest, or else their names, sizes and dates."""
+    if UNPACKED.fullmatch(folder.parent.name):
+        return {"archive": folder.parent.name}
+    files: Mapping[str, Any] = manifest.read(folder)["files"]
+    if files:
+        return files
+    paths = [*folder.iterdir(), *folder.glob("model/*")]  # an Argos Translate package has its weights there
+    dates = {path.relative_to(folder).as_posix(): path.stat() for path in paths}
+    return {name: [status.st_size, int(status.st_mtime)] for name, status in dates.items()}

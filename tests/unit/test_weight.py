@@ -15,7 +15,7 @@ from tests.unit.test_architecture import MODULES, functions, nodes
 
 # For README's first command. Lower them when the code gets smaller.
 MODULES_WITHOUT_CPU = 84
-FUNCTIONS = 637
+FUNCTIONS = 638
 CLASSES = 73
 
 AVERAGE_LINES = 11

@@ -132,11 +132,11 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     ),
     "wrong CRC": (lambda path: damaged(path, 3, crc=5), "not a readable package (Bad CRC-32 for file"),
     "other local name": (lambda path: damaged(path, 3, local_name="x"), "not a readable package (File name in direct"),
-    "longer than the archive": (lambda path: damaged(path, 3, nbytes=1 << 31), "claims to hold more data than it has"),
+    "longer than the archive": (lambda path: damaged(path, 3, nbytes=1 << 31), "its entries are larger than the archive"),
     "shorter": (lambda path: damaged(path, 3, nbytes=5), "not a readable package ("),
     "compressed too well": (
         lambda path: write_bomb(path, 64 << 20),
-        f"model/model.bin claims to be {64 << 20} bytes, compressed to ",
+        f"model/model.bin claims to be {64 << 20} bytes, more than 20 times its ",
     ),
     "misstated size": (lambda path: write_bomb(path, 64 << 20, claims=4096), "not a readable package (Bad CRC-32"),
     "no DEFLATE": (lambda path: damaged(path, 3, method=8), "not a readable package ("),
@@ -273,7 +273,7 @@ def test_the_folders_of_packages_are_those_of_argos_translate(
     in_settings = write_package(tmp_path / "set/a")
     assert locate("argos:en_de") == in_settings
     monkeypatch.setenv("ARGOS_PACKAGES_DIR", str(tmp_path / "own"))
-    assert "is not installed, because there are no packages in" in refusal("argos:en_de")
+    assert "is not installed (no packages in" in refusal("argos:en_de")
     own = write_package(tmp_path / "own/a")
     assert locate("argos:en_de") == own
     monkeypatch.setenv("ARGOS_TRANSLATE_PACKAGE_DIR", str(tmp_path / "older"))
@@ -301,17 +301,24 @@ def test_damaged_settings_are_refused(content: str, home: Path) -> None:
         locate("argos:en_de")
 
 
+def test_an_archive_that_finder_made_is_unpacked(home: Path, tmp_path: Path) -> None:
+    """macOS adds a folder with attributes of the files."""
+    archive = write_archive(tmp_path / "x.argosmodel", more=[(f"__MACOSX/{ROOT}/._metadata.json", b"attributes")])
+    folder = locate(archive)
+    assert folder.name == ROOT and not (folder / "__MACOSX").exists() and not (folder.parent / "__MACOSX").exists()
+
+
 def test_a_package_that_is_not_installed_is_refused_with_the_installed_pairs(home: Path) -> None:
     folder = home / ".local/share/argos-translate/packages"
     line = refusal("argos:en_fr")
     assert line == (
-        f"model 'argos:en_fr' is not installed, because there are no packages in {folder}; install its package with "
+        f"model 'argos:en_fr' is not installed (no packages in {folder}); install its package with "
         "Argos Translate, or download its .argosmodel file and name that"
     )
     installed(folder)
     (folder / "translate-en_de-1_9/metadata.json").write_text("{")  # is skipped
     line = refusal("argos:en_fr")  # `sbd` translates nothing
-    assert "'argos:en_fr' is not installed, only de_en, en_de, pt-BR_en; install its package" in line
+    assert "'argos:en_fr' is not installed (installed: de_en, en_de, pt-BR_en); install its package" in line
     assert "is not installed" in refusal("argos:") and "is not installed" in refusal("argos:" + "x" * 5000)
     assert locate("argos:en_de").name == "translate-en_de-1_10"
 

@@ -49,7 +49,10 @@ def test_resumed_runs_need_the_same_tokenizer(tmp_path: Path) -> None:
     changed = shutil.copytree(OTHER, tmp_path / "changed")
     (changed / "tokenizer_config.json").write_text('{"clean_up_tokenization_spaces": true}')
     copied = shutil.copytree(OTHER, tmp_path / "copied")
-    found = [fingerprint(open_model(TARGET, tokenizer=each)) for each in (None, OTHER, changed, FOLDERS["marian"])]
+    typed = shutil.copytree(OTHER, tmp_path / "typed")
+    (typed / "config.json").write_text('{"model_type": "t5"}')
+    tokenizers = (None, OTHER, changed, typed, FOLDERS["marian"])
+    found = [fingerprint(open_model(TARGET, tokenizer=each)) for each in tokenizers]
     assert len({*found}) == len(found)
     assert fingerprint(open_model(TARGET, tokenizer=copied)) == found[1]
 
