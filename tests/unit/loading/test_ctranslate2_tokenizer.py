@@ -282,7 +282,9 @@ def test_a_folder_without_a_model_names_its_files_and_the_option(tmp_path: Path)
     require_error(folder, "found source.spm", "target.spm is missing", "--tokenizer FOLDER")
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"[", b'["a"', b"\xff\xfe", b'["' + b"a" * 5000 + b'"]'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b"[", b'["a"', b"\xff\xfe", b'["' + b"a" * 5000 + b'"]', b'["\\ud800"]']
+)
 def test_a_damaged_vocabulary_is_rejected(content: bytes, tmp_path: Path) -> None:
     folder, _ = opennmt_folder(tmp_path / "folder")
     (folder / "shared_vocabulary.json").write_bytes(content)
