@@ -37,6 +37,7 @@ FILLER = re.compile(r"madeupword\w*|<extra_id_\d+>")  # fill a vocabulary up to 
 EXTRA_ID = re.compile(r"<extra_id_(\d+)>")
 FAIRSEQ = ["<s>", "<pad>", "</s>", "<unk>"]  # the first tokens of fairseq's vocabularies, and of BART's and mBART's
 PEGASUS = ["<pad>", "</s>", "<mask_1>", "<mask_2>"]
+PAD = "<pad>"  # of Marian's models, which have no token for it
 BLANK = "<blank>"  # the padding token of OpenNMT-py, OpenNMT-tf and Eole
 OPENNMT = ""  # the class name of `OpenNmtTokenizer`, which no folder names
 SAME = ({"<|nospeech|>", "<|nocaptions|>"},)  # tokens of Whisper that have been renamed
@@ -88,7 +89,7 @@ class ModelVocabulary:
         for index, token in enumerate(self.tokens):
             ids.setdefault(token, index)
         if self.lacks_padding:
-            ids.setdefault("<pad>", len(self.tokens))
+            ids.setdefault(PAD, len(self.tokens))
         return ids
 
     @property
@@ -166,6 +167,8 @@ def class_of(vocabulary: ModelVocabulary, folder: Path) -> str:
     config, tokens = vocabulary.config, vocabulary.tokens
     if config.get("model_type") == "t5":
         return "T5Tokenizer"
+    if config.get("replace_unknowns") is True:  # a package, also of Marian's models, or a folder converted from one
+        return OPENNMT
     if vocabulary.lacks_padding:
         return "MarianTokenizer"
     if list(tokens[:4]) == PEGASUS:
@@ -216,6 +219,8 @@ def settings_for(name: str, vocabulary: ModelVocabulary, folder: Path, model_fil
         named = {key: config.get(key) for key in ("unk_token", "bos_token", "eos_token")}
         if type(pad) is int and 0 <= pad < len(vocabulary.tokens):
             named["pad_token"] = vocabulary.tokens[pad]
+        elif vocabulary.lacks_padding:
+            named["pad_token"] = PAD
         for key, token in named.items():
             if isinstance(token, str) and token in ids:
                 options.setdefault(key, token)
