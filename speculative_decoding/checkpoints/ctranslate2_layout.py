@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CheckpointError
-from .argos_metadata import METADATA, package_fields
+from .argos_metadata import is_package, package_fields
 from .base import Checkpoint
 from .ctranslate2 import SCALES, CTranslate2Checkpoint, Header, Rows, Tensor, read_header
 from .ctranslate2_vocabulary import find_speech_vocabulary, find_vocabulary, read_vocabulary
@@ -509,7 +509,7 @@ def ctranslate2_config(path: Path) -> dict[str, Any]:
     tokens = read_vocabulary(vocabulary, settings["unk_token"])
     ids = token_ids(layout, settings, tokens, vocabulary)
     package = path.parent.parent
-    fields = package_fields(package, tokens) if path.parent.name == "model" and (package / METADATA).is_file() else {}
+    fields = package_fields(package, tokens) if path.parent.name == "model" and is_package(package) else {}
     return layout.config | settings | epsilon(given, layout, file) | ids | fields
 
 
