@@ -14,6 +14,7 @@ METADATA = "metadata.json"
 MODEL_FOLDER = "model"  # contains the package's CTranslate2 model
 TRANSLATE = "translate"
 CODE = re.compile(r"[A-Za-z]{2,8}(?:[-_](?!to\b|to_)[A-Za-z0-9]{1,8})*", re.ASCII)  # _to_ separates the two languages
+MARKS = {"argos_version", "from_code", "to_code"}  # fields, some of which every package has
 MAX_CHARACTERS = 100  # in a field
 
 
@@ -47,6 +48,15 @@ def read_package(folder: Path) -> Package:
         if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
             raise CheckpointError(f"{path}: {name} must be a string of at most {MAX_CHARACTERS} characters")
     return Package(folder, *texts)
+
+
+def is_package(folder: Path) -> bool:
+    """Return whether a folder has the metadata.json of a package. Other programs write files of this name too.
+
+    Raises `CheckpointError` for a damaged file.
+    """
+    path = folder / METADATA
+    return path.is_file() and not MARKS.isdisjoint(read_json_object(path))
 
 
 def package_fields(folder: Path, vocabulary: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .argos_metadata import METADATA, MODEL_FOLDER, package_fields
+from .argos_metadata import MODEL_FOLDER, is_package, package_fields
 from .ctranslate2 import Header, read_header
 from .ctranslate2_layout import Layout, layout_of
 from .ctranslate2_vocabulary import (
@@ -58,7 +58,7 @@ def ctranslate2_config(path: Path) -> dict[str, Any]:
     ids = token_ids(layout, settings, tokens, vocabulary)
     fields = layout.config | settings | epsilon(given, layout, file) | ids
     package = path.parent.parent
-    if path.parent.name == MODEL_FOLDER and (package / METADATA).is_file():
+    if path.parent.name == MODEL_FOLDER and is_package(package):
         if fields["model_type"] == "t5":
             raise CheckpointError(f"{path}: a package with a T5 is not supported, because its unknown tokens are lost")
         fields |= package_fields(package, tokens)

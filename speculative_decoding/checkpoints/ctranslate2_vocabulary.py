@@ -60,6 +60,7 @@ def json_tokens(data: bytes) -> list[str]:
     tokens = json.loads(data)
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ValueError("not a list of strings")
+    "".join(tokens).encode()  # JSON can contain halves of surrogate pairs, which no text contains
     return tokens
 
 

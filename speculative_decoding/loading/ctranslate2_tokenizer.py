@@ -38,6 +38,7 @@ FILLER = re.compile(r"madeupword\w*|<extra_id_\d+>")  # fill a vocabulary up to 
 EXTRA_ID = re.compile(r"<extra_id_(\d+)>")
 FAIRSEQ = ["<s>", "<pad>", "</s>", "<unk>"]  # the first tokens of fairseq's vocabularies, and of BART's and mBART's
 PEGASUS = ["<pad>", "</s>", "<mask_1>", "<mask_2>"]
+PAD = "<pad>"  # of Marian's models, which have no token for it
 BLANK = "<blank>"  # the padding token of OpenNMT-py, OpenNMT-tf and Eole
 SAME = ({"<|nospeech|>", "<|nocaptions|>"},)  # tokens of Whisper that have been renamed
 LEAST_KNOWN = 0.5  # the share of SentencePiece's pieces that a vocabulary made from them has at least
@@ -85,7 +86,7 @@ class ModelVocabulary:
         for index, token in enumerate(self.tokens):
             ids.setdefault(token, index)
         if self.lacks_padding:
-            ids.setdefault("<pad>", len(self.tokens))
+            ids.setdefault(PAD, len(self.tokens))
         return ids
 
     @property
@@ -218,6 +219,8 @@ def settings_for(name: str | None, vocabulary: ModelVocabulary, folder: Path, mo
         named = {key: config.get(key) for key in ("unk_token", "bos_token", "eos_token")}
         if type(pad) is int and 0 <= pad < len(vocabulary.tokens):
             named["pad_token"] = vocabulary.tokens[pad]
+        elif vocabulary.lacks_padding:
+            named["pad_token"] = PAD
         for key, token in named.items():
             if isinstance(token, str) and token in ids:
                 options.setdefault(key, token)

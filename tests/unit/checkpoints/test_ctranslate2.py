@@ -189,3 +189,12 @@ def test_the_folder_of_an_argos_package_has_its_model_inside(tmp_path: Path) -> 
     assert find_vocabulary(tmp_path) == tmp_path / "model" / "shared_vocabulary.json"
     assert checkpoints.read_config(tmp_path)["vocab_size"] == len(CASES["pre-norm"]["tokens"])
     assert "lm_head.weight" in checkpoints.read(tmp_path)
+
+
+def test_metadata_of_other_programs_makes_no_package(tmp_path: Path) -> None:
+    write("pre-norm", tmp_path / "model")
+    expected = checkpoints.read_config(tmp_path / "model")
+    (tmp_path / "metadata.json").write_text('{"name": "experiment", "type": "run"}')
+    assert checkpoints.read_config(tmp_path / "model") == expected
+    (tmp_path / "metadata.json").write_text('{"from_code": "en", "to_code": "de"}')
+    assert checkpoints.read_config(tmp_path / "model")["replace_unknowns"]

@@ -132,7 +132,10 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     ),
     "wrong CRC": (lambda path: damaged(path, 3, crc=5), "not a readable package (Bad CRC-32 for file"),
     "other local name": (lambda path: damaged(path, 3, local_name="x"), "not a readable package (File name in direct"),
-    "longer than the archive": (lambda path: damaged(path, 3, nbytes=1 << 31), "its entries are larger than the archive"),
+    "longer than the archive": (
+        lambda path: damaged(path, 3, nbytes=1 << 31),
+        "its entries are larger than the archive",
+    ),
     "shorter": (lambda path: damaged(path, 3, nbytes=5), "not a readable package ("),
     "compressed too well": (
         lambda path: write_bomb(path, 64 << 20),

@@ -28,6 +28,7 @@ from speculative_decoding.loading.canonical_tokenizer import (
 from speculative_decoding.loading.load import check_tokenizer
 from speculative_decoding.loading.tokenizer import Tokenizer, load_tokenizer
 from speculative_decoding.loading.tokenizer_base import FolderTokenizer
+from speculative_decoding.loading.unknown_tokens import ReplacingTokenizer, UnknownToken
 from tests.support.ctranslate2_folders import (
     FAMILIES,
     config_for,
@@ -142,9 +143,10 @@ def opennmt_folder(
     shutil.copyfile(SPIECE, folder / "sentencepiece.model")
     write_vocabulary(place, tokens)
     # `read_config` of an Argos package derives its result from the files in model/
+    fields = {"replace_unknowns": True, **fields} if argos else fields
     (folder / "config.json").write_text(json.dumps(config_for(tokens, **fields)))
     if argos:
-        (folder / "metadata.json").write_text(json.dumps({"argos_version": "1.5", "from_code": "en", "to_code": "de"}))
+        (folder / "metadata.json").write_text(json.dumps({"from_code": "en", "to_code": "de"}))
     return folder, tokens
 
 
@@ -177,16 +179,23 @@ def test_a_target_prefix_is_no_text(tmp_path: Path) -> None:
     assert tokenizer.decode([prefix, *house]) == "house" and prefix not in tokenizer.encode("__de__ house")
 
 
-def test_a_target_prefix_of_marian_is_no_text(tmp_path: Path) -> None:
-    """Argos Translate has packages of such models. One SentencePiece model reads sources and outputs."""
+@pytest.mark.parametrize("eos", [False, True])
+def test_packages_of_marian_are_read_like_others(eos: bool, tmp_path: Path) -> None:
+    """Argos Translate passes only pieces of a source. One SentencePiece model reads sources and outputs."""
+    fields = {"replace_unknowns": True, "add_source_eos": eos}
     folder, tokens = opennmt_folder(tmp_path / "folder", argos=True, first=["</s>", "<unk>"], last=[">>deu<<"])
-    fields = config_for(tokens, forced_bos_token_id=len(tokens) - 1)
+    fields = config_for(tokens, forced_bos_token_id=len(tokens) - 1, **fields)
     assert fields["pad_token_id"] == len(tokens)
     (folder / "config.json").write_text(json.dumps(fields))
     tokenizer = load_tokenizer(folder)
-    house = [tokens.index(piece) for piece in SentencePieceProcessor(str(SPIECE)).encode("the house", out_type=str)]
-    assert tokenizer.encode("the house") == tokenizer.encode_output("the house") == [*house, 0]
+    assert isinstance(tokenizer, ReplacingTokenizer)
+    pieces = SentencePieceProcessor(str(SPIECE)).encode("the house 漢", out_type=str)
+    house = [tokens.index(piece) for piece in pieces[:-1]]
+    assert tokenizer.encode("the house 漢") == [*house, 1, *[0] * eos]
+    assert tokenizer.encode_output("the house 漢") == [*house, 1, 0]
     assert tokenizer.decode([len(tokens) - 1, *house, 0, len(tokens)]) == "the house"
+    assert tokenizer.source_pieces("the house 漢") == dict(enumerate(pieces))
+    assert tokenizer.decode([*house, UnknownToken(1, pieces[-1])]) == "the house 漢"
 
 
 def test_sources_and_outputs_may_have_models_of_their_own(tmp_path: Path) -> None:
@@ -290,7 +299,9 @@ def test_the_model_in_a_package_names_the_package(tmp_path: Path) -> None:
     require_error(model, "found shared_vocabulary.json", f"name its package, {tmp_path}")
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"[", b'["a"', b"\xff\xfe", b'["' + b"a" * 5000 + b'"]'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b"[", b'["a"', b"\xff\xfe", b'["' + b"a" * 5000 + b'"]', b'["\\ud800"]']
+)
 def test_a_damaged_vocabulary_is_rejected(content: bytes, tmp_path: Path) -> None:
     folder, _ = opennmt_folder(tmp_path / "folder")
     (folder / "shared_vocabulary.json").write_bytes(content)
