@@ -43,7 +43,7 @@ BLANK = "<blank>"  # the padding token of OpenNMT-py, OpenNMT-tf and Eole
 SAME = ({"<|nospeech|>", "<|nocaptions|>"},)  # tokens of Whisper that have been renamed
 LEAST_KNOWN = 0.5  # the share of SentencePiece's pieces that a vocabulary made from them has at least
 MAX_LANGUAGES = 1 << 11  # the input is split at these tokens; NLLB-200 has 202
-WAY_OUT = Message("name a folder with the model's own tokenizer: {tokenizer} FOLDER")
+WAY_OUT = Message("use the model's own tokenizer: {tokenizer} FOLDER, or its name on the Hub")
 
 
 @dataclass(frozen=True)

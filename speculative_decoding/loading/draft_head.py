@@ -61,7 +61,7 @@ def open_draft(
     folder = locate(path_or_name)
     raw = checkpoints.read_config(folder) if (folder / CONFIG).is_file() else {}
     if raw.get("kind") != KIND:
-        return open_draft_model(folder, dtype, target.nbytes)
+        return open_draft_model(folder, dtype, target)
     if raw.get("version") != VERSION:
         raise CheckpointError(f"{folder / CONFIG}: written for another version of this package; train the head again")
     manifest.check_sizes(folder)
@@ -80,17 +80,21 @@ def open_draft(
     return DraftHeadHandle(folder, head, checkpoint, nbytes, target.model)
 
 
-def open_draft_model(folder: Path, dtype: str | None, beside: int) -> ModelHandle:
-    """Open a draft model. Its errors do not propose `tokenizer`, which replaces only the target's tokenizer."""
+def open_draft_model(folder: Path, dtype: str | None, target: ModelHandle) -> ModelHandle:
+    """Open a draft model. A CTranslate2 folder without a tokenizer may use the target's, if the vocabulary is equal."""
     try:
-        return open_model(folder, dtype=dtype, beside=beside)
+        return open_model(folder, dtype=dtype, beside=target.nbytes)
     except InputError as error:
         from .ctranslate2_tokenizer import WAY_OUT
 
         if error.way_out is not WAY_OUT:
             raise
-        way_out = "copy the tokenizer's files from the original model into this folder"
-        raise InputError(error.problem, "draft", way_out) from error
+        try:
+            tokenizer = target.named_tokenizer or target.folder
+            return open_model(folder, dtype=dtype, beside=target.nbytes, tokenizer=tokenizer)
+        except InputError:
+            way_out = "copy the tokenizer's files from the original model into this folder"
+            raise InputError(error.problem, "draft", way_out) from error
 
 
 def config_of(raw: Mapping[str, Any], folder: Path, facts: Mapping[str, Any]) -> DraftHeadConfig:

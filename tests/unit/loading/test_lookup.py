@@ -52,7 +52,9 @@ def test_a_draft_head_can_be_on_the_hub(web: FakeHub) -> None:
 def test_a_model_without_its_usual_tokenizer_names_the_option(web: FakeHub, tmp_path: Path) -> None:
     raw = {"model_type": "whisper", "vocab_size": 51865}
     name = default_tokenizer(raw) or ""
-    with pytest.raises(InputError, match=f"tokenizer of {name} is not available: .*: tokenizer FOLDER$"):
+    with pytest.raises(
+        InputError, match=f"tokenizer of {name} is not available: .*: tokenizer FOLDER, or its name on the Hub$"
+    ):
         tokenizer_folder(tmp_path, raw)
     web.add(name, SINGLE)
     assert tokenizer_folder(tmp_path, raw).name == "a" * 40 and "model.safetensors" not in web.downloaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from speculative_decoding.cli.main import prompt_parser
 from speculative_decoding.cli.parser import flags_from
 from speculative_decoding.cli.run_config import DraftFlags, ModelFlags, make_run_config
 from speculative_decoding.loading.conversion import convert
-from speculative_decoding.loading.load import BUNDLED, Storage, open_model
+from speculative_decoding.loading.load import BUNDLED, ModelHandle, Storage, open_model
 from speculative_decoding.loading.pair import ModelPair, fingerprint, open_pair
 from tests.support.ctranslate2_folders import family_tokens, write_vocabulary
 from tests.support.tokenizers import FOLDERS, loaded
@@ -68,13 +69,25 @@ def test_a_missing_tokenizer_names_the_option(tmp_path: Path) -> None:
     assert caught.value.field == "tokenizer"
 
 
-def test_a_draft_model_without_a_tokenizer_does_not_propose_the_option_for_the_target(tmp_path: Path) -> None:
-    folder = shutil.copytree(TARGET, tmp_path / "folder")
+def without_tokenizer(folder: Path, tokens: Sequence[str]) -> Path:
+    """Write a converted model with a vocabulary only, as most CTranslate2 folders have."""
+    shutil.copytree(TARGET, folder)
     for path in [path for path in folder.iterdir() if path.name not in ("config.json", "weights.npz")]:
         path.unlink()
     config = folder / "config.json"
     config.write_text(config.read_text("utf-8").replace("{", '{"unk_token": "<unk>",', 1))
-    write_vocabulary(folder, family_tokens("t5"))
+    write_vocabulary(folder, tokens)
+    return folder
+
+
+def test_a_draft_model_without_a_tokenizer_uses_the_targets_if_the_vocabularies_are_equal(tmp_path: Path) -> None:
+    pieces = load(TARGET).tokenizer.vocabulary.pieces
+    pair = open_pair(TARGET, without_tokenizer(tmp_path / "draft", [pieces[token] for token in range(len(pieces))]))
+    assert isinstance(pair.draft, ModelHandle) and pair.draft.tokenizer.vocabulary.pieces == pieces
+
+
+def test_a_draft_model_without_a_tokenizer_does_not_propose_the_option_for_the_target(tmp_path: Path) -> None:
+    folder = without_tokenizer(tmp_path / "draft", family_tokens("t5"))
     with pytest.raises(InputError, match=r"^draft: .*: found shared_vocabulary.json, but no tokenizer .*; copy the"):
         open_pair(TARGET, folder)
 
@@ -87,7 +100,10 @@ def test_a_tokenizer_that_contradicts_the_vocabulary_of_the_model_is_rejected(tm
     config.write_text(config.read_text("utf-8").replace("{", '{"unk_token": "<unk>",', 1))
     write_vocabulary(folder, family_tokens("t5"))
     assert load(folder, tokenizer=OTHER).tokenizer.encode(TEXT) == loaded(OTHER).encode(TEXT)
-    with pytest.raises(InputError, match=r"shared_vocabulary.json: token 0 is '<pad>', but .*: tokenizer FOLDER$"):
+    with pytest.raises(
+        InputError,
+        match=r"shared_vocabulary.json: token 0 is '<pad>', but .*: tokenizer FOLDER, or its name on the Hub$",
+    ):
         load(folder, tokenizer=FOLDERS["marian"])
     with pytest.raises(InputError, match=r"shared_vocabulary.json: token 0 is '<pad>'"):
         convert(str(folder), tmp_path / "output", tokenizer=str(FOLDERS["marian"]))
