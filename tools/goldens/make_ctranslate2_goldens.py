@@ -611,6 +611,7 @@ def attempt(case: Case, root: Path) -> tuple[dict[str, Any], list[str]]:
             entry["texts"] = translated(folder)
         if case.name in REPLACED:
             entry["replaced"] = decoded(entry, folder, case.prefix, replace_unknowns=True)
+            entry["replaced_beams"] = decoded(entry, folder, case.prefix, beams=4, replace_unknowns=True)
     kinds = {tuple(output) for output in outputs}
     distinct = max(len({*output}) for output in outputs)
     is_varied = len(kinds) > 2 and distinct > (4 if case.family is None else 1)
