@@ -5,8 +5,11 @@ Programs load code from this folder and trust its measurements, so it must not b
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 WAY_OUT = "name another folder for caches in XDG_CACHE_HOME"
@@ -34,3 +37,14 @@ def require_private(path: Path, forbidden: int) -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & forbidden:
         raise OSError(f"{path}: not a private folder of this user; remove it")
     return path
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes and threads from entering this block for the same folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -202,7 +202,7 @@ draft_length/calibration.py: wider passes may have any bits | unit/draft_length/
 draft_length/key.py: measurements do not depend on the number of ranks | unit/draft_length/test_key.py
 -         "ranks": target.ranks,
 +         "ranks": 1,
-draft_length/store.py: writers do not wait for each other | unit/draft_length/test_store.py
+cache_folder.py: writers do not wait for each other | unit/draft_length/test_store.py
 - fcntl.flock(descriptor, fcntl.LOCK_EX)
 + pass
 draft_length/exact_widths.py: one exact width is enough for all passes | unit/draft_length/test_exact_widths.py

@@ -8,17 +8,15 @@ round.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..cache_folder import WAY_OUT, cache_folder
+from ..cache_folder import WAY_OUT, cache_folder, locked
 from ..errors import InputError, note
 from ..runs.places import atomic_write
 from .costs import Timing
@@ -204,17 +202,6 @@ def read_measurements(path: Path) -> dict[str, Any]:
         "capacity_borders": [int(each) for each in raw["capacity_borders"]],
         "source_borders": [int(each) for each in raw["source_borders"]],
     }
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes and threads from entering this block for the same folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @cache

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from ..cache_folder import WAY_OUT, cache_folder
+from ..cache_folder import WAY_OUT, cache_folder, locked
 from ..checkpoints.argos_metadata import METADATA, TRANSLATE, Package, read_package
 from ..checkpoints.ctranslate2_vocabulary import SEPARATE, SHARED
 from ..checkpoints.files import open_if_regular, read_json_object
@@ -70,9 +70,11 @@ def unpacked(path: Path) -> Path:
         target = cache / hashlib.file_digest(file, "sha256").hexdigest()
         if not is_complete(target / root, entries):
             require_space(target, sum(entry.file_size for entry in entries.values()), None, WAY_OUT)
-            with writing("the cache of packages", target, WAY_OUT), atomic_directory(target) as partial:
-                for name, entry in entries.items():
-                    extract(path, archive, entry, partial / root / name)
+            with writing("the cache of packages", target, WAY_OUT), locked(cache):
+                if not is_complete(target / root, entries):  # another process may have unpacked it
+                    with atomic_directory(target) as partial:
+                        for name, entry in entries.items():
+                            extract(path, archive, entry, partial / root / name)
     return target / root
 
 

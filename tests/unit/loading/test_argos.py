@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +78,25 @@ def test_files_that_were_removed_from_the_cache_are_unpacked_again() -> None:
         damage()
         assert locate(ARCHIVE) / "model/model.bin" == weights and weights.read_bytes() == WEIGHTS
     assert all("partial" not in str(path) for path in cached())
+
+
+def test_only_one_process_unpacks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_archive(Path(ARCHIVE))
+    extract, is_complete = argos.extract, argos.is_complete
+
+    def extract_locked(*arguments: Any) -> None:
+        descriptor = os.open(argos.cache_folder("argos"), os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+        extract(*arguments)
+
+    monkeypatch.setattr(argos, "extract", extract_locked)
+    folder = locate(ARCHIVE)
+    found = iter([False])  # another process unpacks it after this one looked for it
+    monkeypatch.setattr(argos, "is_complete", lambda *arguments: next(found, None) is None and is_complete(*arguments))
+    monkeypatch.setattr(argos, "extract", None)
+    assert locate(ARCHIVE) == folder
 
 
 HOSTILE: dict[str, tuple[Change, str]] = {
