@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from ..sampling.options import short_repr
 from .argos_metadata import MODEL_FOLDER, is_package, package_fields
 from .ctranslate2 import Header, read_header
 from .ctranslate2_layout import Layout, layout_of
@@ -93,7 +94,9 @@ def token_settings(header: Header, given: Mapping[str, Any], file: Path) -> dict
     if header.version < 6:
         start = settings["bos_token" if attributes.get("with_target_bos", 1) else "eos_token"]
         start = None if attributes.get("user_decoder_start_tokens", 0) else start
-    if not isinstance(start, str):
+    if start is not None and not isinstance(start, str):
+        raise CheckpointError(f"{file}: 'decoder_start_token' must be a token, not {short_repr(start)}")
+    if start is None:
         raise CheckpointError(
             f"{file}: 'decoder_start_token' is missing: each output would have to begin with a language token that the "
             "caller chooses, which is not supported; use the original model"
