@@ -14,7 +14,7 @@ METADATA = "metadata.json"
 MODEL_FOLDER = "model"  # contains the package's CTranslate2 model
 TRANSLATE = "translate"
 CODE = re.compile(r"[A-Za-z]{2,8}(?:[-_](?!to\b|to_)[A-Za-z0-9]{1,8})*", re.ASCII)  # _to_ separates the two languages
-MARKS = {"argos_version", "from_code", "to_code"}  # fields, some of which every package has
+MARKS = {"argos_version", "from_code", "to_code"}  # every package has some of these fields
 MAX_CHARACTERS = 100  # in a field
 
 
@@ -66,7 +66,7 @@ def package_fields(folder: Path, vocabulary: Sequence[str]) -> dict[str, Any]:
 
     vocabulary: The model's tokens, in the order of their ids.
 
-    Raises `CheckpointError` if metadata.json is damaged, or is that of a package that does not translate.
+    Raises `CheckpointError` if metadata.json is damaged, or if the package does not translate.
     """
     package = read_package(folder)
     path = folder / METADATA

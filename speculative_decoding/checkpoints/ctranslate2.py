@@ -1,4 +1,4 @@
-"""Reader for CTranslate2's model.bin, versions 4 to 6: named variables, of which scalars and strings are attributes.
+"""Reader for CTranslate2's model.bin, versions 4 to 6: named variables. Scalars and strings are called attributes.
 
 Follows `Model::load` in src/models/model.cc and `ModelSpec._serialize` in python/ctranslate2/specs/model_spec.py at
 CTranslate2 4.8. Weights in 8 or 16 bits have scales, one per row or one for all rows, and are converted to float32. The

@@ -35,7 +35,7 @@ SPEECH_FIELDS = {
 
 
 def ctranslate2_config(path: Path) -> dict[str, Any]:
-    """Return the fields of Hugging Face's config.json for a model.bin, and those that its tokenizer needs.
+    """Return the fields of Hugging Face's config.json for a model.bin, and the fields that its tokenizer needs.
 
     For Whisper, fields of generation_config.json are included.
 

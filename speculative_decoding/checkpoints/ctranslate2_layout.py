@@ -60,7 +60,7 @@ class Layout(NamedTuple):
 
 
 class Variables:
-    """A model's attributes and variables by name, of which all must be read in the end."""
+    """A model's attributes and variables by name. A layout must read all of them."""
 
     def __init__(self, header: Header) -> None:
         self.header = header

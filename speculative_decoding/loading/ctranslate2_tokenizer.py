@@ -97,8 +97,8 @@ class ModelVocabulary:
     def family_config(self, folder: Path) -> dict[str, str]:
         """Return `tokenizer_settings.family_config` of a folder without a SentencePiece model.
 
-        Without a tokenizer class, tokenizer.json is read unchanged, whatever the family. BART's other files have no
-        class in their folder.
+        If the folder names no tokenizer class, tokenizer.json is read unchanged. Without tokenizer.json, vocab.json and
+        merges.txt belong to BART.
         """
         fields = family_config(folder)
         fields.pop("model_type", None)
@@ -134,8 +134,8 @@ class ModelVocabulary:
 def read_beside_vocabulary(folder: Path, vocabulary: ModelVocabulary) -> FolderTokenizer | None:
     """Read the model files beside a vocabulary, other than tokenizer.json.
 
-    Returns None if there are none, or if they are for a class of transformers that only transformers can read. Raises
-    `InputError` if the files do not fit the vocabulary, or if they do not determine the tokenizer.
+    Returns None if there are none, or if the folder names a tokenizer class that only transformers can read. Raises
+    `InputError` if the files do not fit the vocabulary, or do not determine the tokenizer.
     """
     shared = [name for name in SHARED_MODELS if (folder / name).is_file()]
     separate = [name for name in SEPARATE_MODELS if (folder / name).is_file()]

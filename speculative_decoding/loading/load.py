@@ -397,7 +397,7 @@ def locate(
 def local_folder(path_or_name: str | os.PathLike[str]) -> Path | None:
     """Return the folder at this path, or the one with this name in ./models or the repository's models/; else None.
 
-    The name may also be that of an Argos Translate package (`loading/argos.py`).
+    The name may also denote an Argos Translate package (`loading/argos.py`).
 
     Raises `InputError` for a folder in the Hub's cache that contains snapshots instead of a model, and for a package
     that is not found or damaged.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -11,11 +12,15 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from speculative_decoding import InputError
+from speculative_decoding import InputError, load
+from speculative_decoding.checkpoints.files import read_json_object
 from speculative_decoding.loading import hub
 from speculative_decoding.loading.load import locate, open_model
 from speculative_decoding.loading.reference_tokenizer import read_with_transformers
+from tests.support.ctranslate2_cases import write
 from tests.support.hub import GATED, SINGLE, SMALL, WAYS, FakeHub, environment, offline
+from tests.support.paths import GOLDENS
+from tests.support.tiny import whisper_tokenizer
 
 SHARDED = SMALL | {
     name: name.encode()
@@ -278,3 +283,19 @@ def test_an_endpoint_may_have_a_path(web: FakeHub) -> None:
     web.add("org/tiny", SINGLE)
     with environment(HF_ENDPOINT=constants.ENDPOINT + "/mirror"):
         assert names_in(hub.fetch("org/tiny")) == set(SINGLE)
+
+
+def test_a_folder_of_faster_whisper_is_downloaded_and_opened(web: FakeHub, tmp_path: Path) -> None:
+    """Its config.json is CTranslate2's, so the sizes and the special tokens come from other files."""
+    config = read_json_object(GOLDENS / "whisper/config.json")
+    tokenizer = whisper_tokenizer(config)
+    pieces = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
+    pieces |= {token: piece for piece, token in tokenizer["model"]["vocab"].items()}
+    folder = write("whisper", tmp_path / "whisper")
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "vocabulary.json").write_text(json.dumps([pieces.get(i, f"unused {i}") for i in range(max(pieces) + 1)]))
+    web.add("Systran/faster-whisper-tiny", folder)
+    audio, expected = (load(name, dtype="float32").model.audio for name in ("Systran/faster-whisper-tiny", folder))
+    assert audio == expected and audio is not None
+    assert audio.start == config["decoder_start_token_id"] and audio.num_mel_bins == config["num_mel_bins"]
+    assert sorted(web.downloaded) == ["config.json", "model.bin", "tokenizer.json", "vocabulary.json"]
