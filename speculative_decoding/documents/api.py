@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from ..decoding.prompt import fits, language_prefix, require_characters
 from ..errors import UnknownOption
-from ..loading.language_map import languages_named
+from ..loading.language_map import effective_languages
 from ..loading.task_prefixes import only_languages
 from ..rows.session_like import SessionLike
 from ..sampling import GenerationOptions
@@ -99,13 +99,10 @@ def prepared(
         raise UnknownOption("unknown option", error.field, way_out) from None
     prefix = prefix or language_prefix(session.model, session.tokenizer, chosen.src_lang, chosen.tgt_lang)
     reading = replace(reading, unit=effective_unit(reading))
-    known = only_languages(session.model.task_prefixes)
-    src_lang, tgt_lang = chosen.src_lang or known[0], chosen.tgt_lang or known[1]
-    language, target = source_language(src_lang, prefix), target_language(tgt_lang, prefix)
-    match = None
-    if uses_matches:
-        named = languages_named(prefix)
-        match = match_finder(session.memory, src_lang or named[0], tgt_lang or named[1])
+    own_languages = only_languages(session.model.task_prefixes)
+    languages = effective_languages(chosen.src_lang, chosen.tgt_lang, prefix, own_languages)
+    language, target = source_language(languages[0], prefix), target_language(languages[1], prefix)
+    match = match_finder(session.memory, *languages) if uses_matches else None
     rules = rules_for(session, chosen, prefix, keep, match)
     decoder = DocumentDecoder(session, rules, prefix=prefix, slots=own.get("slots"), **decoding)
     has_match = rules.has_match if uses_matches else None

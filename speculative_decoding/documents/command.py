@@ -27,7 +27,7 @@ from ..cli.runner import settle_exactness, summary_notes
 from ..decoding.prompt import language_prefix
 from ..engine import DEFAULT_SLOTS
 from ..errors import InputError, Message, Name, joined
-from ..loading.language_map import language_tag, languages_named
+from ..loading.language_map import effective_languages, language_tag
 from ..loading.pair import ModelPair
 from ..loading.task_prefixes import only_languages
 from ..rows.parts import PartScheduler
@@ -288,8 +288,7 @@ def languages_of(
 
     Raises `InputError` if `write_memory` is given and a language is unknown or both languages are the same.
     """
-    source, target = languages_named(prefix)
-    languages = options.src_lang or source or own[0], options.tgt_lang or target or own[1]
+    languages = effective_languages(options.src_lang, options.tgt_lang, prefix, own)
     if write_memory is not None:
         if None in languages:
             way_out = Message("name them with {src_lang} and {tgt_lang}")

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..checkpoints import ADAPTER_CONFIG, ADAPTER_FORMATS, CTRANSLATE2, FORMATS
-from ..checkpoints.ctranslate2_vocabulary import SEPARATE, SHARED, SPEECH
+from ..checkpoints.ctranslate2_vocabulary import SEPARATE, SPEECH
 from ..errors import InputError
 from .manifest import MANIFEST
 from .names import FORMER_NAMES, SNAPSHOTS, cache_folder_name, name_of_cache_folder, other_names
@@ -40,7 +40,7 @@ DISK_ERRORS = (
 )
 CONVERTED_WEIGHTS = "weights.npz"
 SMALL_FILES = ("config.json", "generation_config.json", ADAPTER_CONFIG, *TOKENIZER_FILES)
-CTRANSLATE2_FILES = (*SHARED, *SEPARATE, *SPEECH)
+CTRANSLATE2_FILES = (*SEPARATE, *SPEECH)  # besides those of tokenizers
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 

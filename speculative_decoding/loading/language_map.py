@@ -97,6 +97,14 @@ def languages_named(prefix: str) -> tuple[str | None, str | None]:
     return source, target
 
 
+def effective_languages(
+    src_lang: str | None, tgt_lang: str | None, prefix: str, own: tuple[str | None, str | None]
+) -> tuple[str | None, str | None]:
+    """Return the source and output languages: the chosen ones, or else those that the prefix names, or else `own`."""
+    source, target = languages_named(prefix)
+    return src_lang or source or own[0], tgt_lang or target or own[1]
+
+
 def matching_language(code: str, codes: Iterable[str]) -> str | None:
     """Return the tokenizer's code for the language of `code`, or None if the tokenizer has none.
 

@@ -22,7 +22,7 @@ from ..documents.results import DecodedPiece
 from ..documents.splitting import effective_unit, source_language, target_language
 from ..documents.tokens import Block, Literal
 from ..errors import InputError, Message
-from ..loading.language_map import languages_named
+from ..loading.language_map import effective_languages
 from ..sampling import GenerationOptions
 from ..sampling.options import validate
 from ..sampling.values import Text
@@ -97,9 +97,9 @@ class Document:
     def begin(self, prompting: Prompting) -> None:
         """Set `prompting`, and `parts` to an iterator. Each step of the iterator may take seconds."""
         self.prompting = prompting
-        options, named = prompting.options, languages_named(prompting.prefix)
-        language = source_language(options.src_lang or named[0] or prompting.languages[0], prompting.prefix)
-        target = target_language(options.tgt_lang or named[1] or prompting.languages[1], prompting.prefix)
+        options, prefix = prompting.options, prompting.prefix
+        languages = effective_languages(options.src_lang, options.tgt_lang, prefix, prompting.languages)
+        language, target = source_language(languages[0], prefix), target_language(languages[1], prefix)
         self.parts = parts_of(StringIO(self.text, newline=""), self._options, language, target)
         self._rules = Rules(fitting(prompting))
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..cli.common import read_prompts, say, start_alone
 from ..cli.parser import File, Parser, add_flags, argument_type, flags_from
 from ..cli.progress import progress
-from ..cli.run_config import find
+from ..cli.run_config import TOKENIZER, find
 from ..errors import InputError, Message, Name
 from ..loading import conversion
 from ..loading.draft_head import DraftHeadHandle, open_draft
@@ -50,12 +50,7 @@ class TrainFlags(TrainingOptions):
         "LoRA adapter of the target, which PEFT saved: a folder, or a name on the Hub",
         Flag(metavar="NAME"),
     ] = None
-    tokenizer: A[
-        str | None,
-        Text(),
-        "use the tokenizer of this folder, or of this model on the Hub, for the target (default: the target's own)",
-        Flag(metavar="NAME"),
-    ] = None
+    tokenizer: A[str | None, Text(), TOKENIZER, Flag(metavar="NAME")] = None
     minutes: A[float | None, Number(0, exclusive=True), "training time, without preparing outputs and features"] = None
     steps: A[int | None, Int(1), "number of training steps; the same seed gives the same weights"] = None
     resume: A[bool, Bool(), "continue an unfinished training run with the same options"] = False

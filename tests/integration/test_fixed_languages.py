@@ -208,3 +208,5 @@ def test_the_source_language_determines_where_sentences_end(english_german: Path
     for model, pieces in ((folder, 1), (english_german, 2)):
         decoded = load(model, dtype="float32", drafter="none").document("Am 3. Mai.", max_tokens=4)
         assert decoded.pieces == pieces
+    decoded = load(folder, dtype="float32", drafter="none").document("Am 3. Mai.", prefix="English: ", max_tokens=4)
+    assert decoded.pieces == 2  # the prefix names another language

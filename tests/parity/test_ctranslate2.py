@@ -126,7 +126,7 @@ CORRECTIONS: Mapping[str, dict[str, Any]] = {
 
 
 def original(name: str) -> EncoderDecoder:
-    """Open the Hugging Face model of which a case is the conversion.
+    """Open the Hugging Face model that a case was converted from.
 
     Marian's converter removes the row of the start token, which is zero in published models, but random in ours.
     """

@@ -61,7 +61,7 @@ class Case:
     """A model, and how it is stored.
 
     build: returns the spec for a seed, which a converted model ignores.
-    toggles: changes of attributes, each of which must change outputs. None removes an attribute.
+    toggles: attribute changes that must each change the outputs. None removes an attribute.
     scored: changes that must change log-probabilities of outputs.
     prefix: ids with which every output begins.
     """
@@ -236,7 +236,7 @@ def both(name: str, value: Any) -> dict[str, Any]:
 
 @contextmanager
 def former_specs(folder: Path) -> Iterator[types.ModuleType]:
-    """Import `ctranslate2.specs` of an older version, of which only the Python files are needed."""
+    """Import `ctranslate2.specs` of an older version. Only its Python files are needed."""
     current = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "ctranslate2"}
     for name in current:
         del sys.modules[name]
@@ -395,7 +395,7 @@ MARIAN_TOKENS = ["</s>", "<unk>", *(f"w{i}" for i in range(2, VOCAB))]
 
 
 def parts_of(array: np.ndarray, tensors: Mapping[str, np.ndarray]) -> list[list[Any]] | None:
-    """Return the rows of tensors of which an array consists: [name or None for zeros, start, stop], or None."""
+    """Return the rows that make up an array: [tensor name or None for zeros, start, stop], or None."""
     rows: list[list[Any]] = []
     at = 0
     same = {name: each for name, each in tensors.items() if each.shape[1:] == array.shape[1:]}

@@ -7,6 +7,7 @@ import pytest
 from speculative_decoding.loading.language_codes import M2M100, MBART50, NLLB
 from speculative_decoding.loading.language_map import (
     SHORT,
+    effective_languages,
     language_of,
     language_tag,
     language_tags,
@@ -91,3 +92,11 @@ def test_tags_are_pieces_that_name_an_output_language() -> None:
 )
 def test_a_prefix_names_languages(prefix: str, languages: tuple[str | None, str | None]) -> None:
     assert languages_named(prefix) == languages
+
+
+def test_chosen_languages_precede_those_of_the_prefix_and_of_the_model() -> None:
+    prefix, own = "translate it to German: ", ("en", "fr")
+    assert effective_languages("es", "it", prefix, own) == ("es", "it")
+    assert effective_languages(None, None, prefix, own) == ("en", "de")
+    assert effective_languages(None, None, "", own) == own
+    assert effective_languages(None, None, "", (None, None)) == (None, None)
